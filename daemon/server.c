@@ -7,6 +7,7 @@
 #include "daemon/cache/cache.h"
 #include "daemon/config/memory.h"
 #include "daemon/device/device.h"
+#include "daemon/encryption/encryption.h"
 #include "daemon/features.h"
 #include "daemon/front/front.h"
 #include "daemon/index/index.h"
@@ -15,7 +16,6 @@
 #include "daemon/modules.h"
 #include "daemon/observe/observe.h"
 #include "daemon/request/request.h"
-#include "daemon/seal/seal.h"
 #include "daemon/share/share.h"
 #include "daemon/snapshot/snapshot.h"
 #include "proto/build.h"
@@ -227,7 +227,7 @@ static int tier_init(struct server *s, struct ucm_error *e)
     size_t i = 0;
     int rc;
 
-    callbacks.seal = s->seal;
+    callbacks.encryption = s->encryption;
     while (i < TIERS && !tiers[i]->wanted(&s->config))
         i++;
     if (i == TIERS)
@@ -258,9 +258,9 @@ static int cache_init(struct server *s, struct ucm_error *e)
 {
     struct config *c = &s->config;
     struct cache_config cc = {.loop = &s->loop, .deadlines = &s->deadlines, .metrics = &s->metrics};
-    int rc = seal_open(&s->loop, c, &s->metrics, &s->seal);
+    int rc = encryption_open(&s->loop, c, &s->metrics, &s->encryption);
 
-    cc.seal = s->seal;
+    cc.encryption = s->encryption;
     s->limits = limits_new();
     if (rc == 0)
         rc = s->limits ? index_new(index_blocks_most(c), c->max_namespaces, &s->index) : -ENOMEM;
@@ -294,7 +294,8 @@ static int cache_init(struct server *s, struct ucm_error *e)
 /* Does no I/O on roots yet: a server that hangs does not delay the start. */
 static int share_init(struct server *s, struct ucm_error *e)
 {
-    int rc = share_open(&s->loop, &s->deadlines, &s->config, s->seal, &s->metrics, &s->share, e);
+    int rc =
+        share_open(&s->loop, &s->deadlines, &s->config, s->encryption, &s->metrics, &s->share, e);
 
     if (rc == 0 && s->share) {
         cache_share_attach(s->cache, s->share);
@@ -342,7 +343,7 @@ static int front_init(struct server *s, struct ucm_error *e)
         .tier_ops = s->tier_ops,
         .tier = s->tier,
         .share = s->share,
-        .seal = s->seal,
+        .encryption = s->encryption,
         .snapshot = s->snapshot,
         .commit = ucm_build_commit,
         .options = ucm_build_options,

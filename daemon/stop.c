@@ -5,11 +5,11 @@
 #include "daemon/base/reaper.h"
 #include "daemon/cache/cache.h"
 #include "daemon/device/device.h"
+#include "daemon/encryption/encryption.h"
 #include "daemon/front/front.h"
 #include "daemon/modules.h"
 #include "daemon/observe/observe.h"
 #include "daemon/request/request.h"
-#include "daemon/seal/seal.h"
 #include "daemon/share/share.h"
 #include "daemon/snapshot/snapshot.h"
 
@@ -83,7 +83,7 @@ static void modules_free(struct server *s)
     s->requests = NULL;
     tier_stop(s);
     share_close(s->share);
-    seal_close(s->seal);
+    encryption_close(s->encryption);
     device_set_free(s->devices);
     cache_free(s->cache);
     arena_free(s->arena);

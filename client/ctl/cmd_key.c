@@ -27,8 +27,8 @@ static uint64_t number_at(const msgpack_object *o, const char *field, uint32_t i
     return n && n->type == MSGPACK_OBJECT_POSITIVE_INTEGER ? n->via.u64 : 0;
 }
 
-/* What the k-th key, counted from 1, has sealed; 0: there is none. */
-static void sealed_cells(struct table *t, const msgpack_object *o, uint32_t k)
+/* What the k-th key, counted from 1, has encrypted; 0: there is none. */
+static void encrypted_cells(struct table *t, const msgpack_object *o, uint32_t k)
 {
     char bytes[HUMAN_BYTES];
 
@@ -69,7 +69,7 @@ static int print_list(const struct args *a, const msgpack_object *result)
             table_cell(&t, "%s", tenant);
             table_cell(&t, "%s", none ? "none" : id);
             table_cell(&t, "%s", none ? error : k == n ? "current" : "");
-            sealed_cells(&t, o, k);
+            encrypted_cells(&t, o, k);
             table_cell(&t, "%s", source);
             if (none)
                 break;
@@ -159,8 +159,9 @@ static int forget(const struct args *a)
                 seen.id);
         return CTL_ERROR;
     }
-    printf("forgotten: nothing that %s has sealed can be read by this daemon; %u keys are left\n",
-           seen.id, seen.ids);
+    printf(
+        "forgotten: nothing that %s has encrypted can be read by this daemon; %u keys are left\n",
+        seen.id, seen.ids);
     return CTL_OK;
 }
 

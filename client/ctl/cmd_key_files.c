@@ -1,5 +1,5 @@
-/* key files: which keys have sealed the files of a root that is a directory here. A file names its key in its header alone, so this reads
- * the beginning of each file. It asks no daemon, changes nothing, and needs no key. */
+/* key files: which keys have encrypted the files of a root that is a directory here. A file names its key in its header alone, so this
+ * reads the beginning of each file. It asks no daemon, changes nothing, and needs no key. */
 #include "client/ctl/ctl.h"
 #include "daemon/format/block_header.h"
 
@@ -15,20 +15,20 @@
 
 #define KEYS_MAX 1024u /* more are counted together */
 
-struct sealed {
+struct encrypted {
     uint8_t id[BLOCK_FILE_KEY_ID_BYTES];
     uint64_t files, bytes;
 };
 
 struct found {
-    struct sealed key[KEYS_MAX];
+    struct encrypted key[KEYS_MAX];
     unsigned n;
-    struct sealed plaintext, others; /* encrypted by none; by keys beyond KEYS_MAX */
-    uint64_t damaged, unread;        /* files */
+    struct encrypted plaintext, others; /* encrypted by none; by keys beyond KEYS_MAX */
+    uint64_t damaged, unread;           /* files */
     uint64_t passed_over; /* buckets: whoever may write to the root puts there what he likes */
 };
 
-static struct sealed *key_of(struct found *f, const uint8_t *id)
+static struct encrypted *key_of(struct found *f, const uint8_t *id)
 {
     for (unsigned i = 0; i < f->n; i++)
         if (memcmp(f->key[i].id, id, sizeof(f->key[i].id)) == 0)
@@ -41,10 +41,10 @@ static struct sealed *key_of(struct found *f, const uint8_t *id)
 
 static void file_look(struct found *f, int bucket, const char *name)
 {
-    uint8_t bytes[BLOCK_FILE_HEADER_BYTES + BLOCK_FILE_SEAL_BYTES];
+    uint8_t bytes[BLOCK_FILE_HEADER_BYTES + BLOCK_FILE_ENCRYPTION_BYTES];
     struct block_file_header h;
-    struct block_file_seal seal;
-    struct sealed *key = &f->plaintext;
+    struct block_file_encryption encryption;
+    struct encrypted *key = &f->plaintext;
     struct stat st;
     int fd = openat(bucket, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     ssize_t n = fd >= 0 ? pread(fd, bytes, sizeof bytes, 0) : -1;
@@ -52,12 +52,12 @@ static void file_look(struct found *f, int bucket, const char *name)
     if (fd < 0 || n < 0 || fstat(fd, &st) < 0) {
         f->unread += errno != ENOENT; /* collected meanwhile */
     } else if (n < (ssize_t)BLOCK_FILE_HEADER_BYTES || block_file_peek(bytes, &h) != 0 ||
-               (h.sealed && n < (ssize_t)sizeof bytes)) {
+               (h.encrypted && n < (ssize_t)sizeof bytes)) {
         f->damaged++;
     } else {
-        if (h.sealed) {
-            block_file_seal_decode(bytes + BLOCK_FILE_HEADER_BYTES, &seal);
-            key = key_of(f, seal.key_id);
+        if (h.encrypted) {
+            block_file_encryption_decode(bytes + BLOCK_FILE_HEADER_BYTES, &encryption);
+            key = key_of(f, encryption.key_id);
         }
         key->files++;
         key->bytes += (uint64_t)st.st_size;
@@ -117,13 +117,13 @@ static int root_look(struct found *f, const char *directory)
 
 /* ---- what is shown ---- */
 
-static void id_text(const struct sealed *key, char out[2 * BLOCK_FILE_KEY_ID_BYTES + 1])
+static void id_text(const struct encrypted *key, char out[2 * BLOCK_FILE_KEY_ID_BYTES + 1])
 {
     for (unsigned i = 0; i < BLOCK_FILE_KEY_ID_BYTES; i++)
         snprintf(out + 2 * (size_t)i, 3, "%02x", key->id[i]);
 }
 
-static void row(struct table *t, const char *name, const struct sealed *key)
+static void row(struct table *t, const char *name, const struct encrypted *key)
 {
     char bytes[HUMAN_BYTES];
 
@@ -152,7 +152,7 @@ static void table_show(const struct found *f)
         printf("%" PRIu64 " files are damaged, or no block files\n", f->damaged);
 }
 
-static cJSON *sealed_json(const char *name, const struct sealed *key)
+static cJSON *encrypted_json(const char *name, const struct encrypted *key)
 {
     cJSON *j = cJSON_CreateObject();
 
@@ -170,10 +170,10 @@ static int json_show(const struct found *f)
 
     for (unsigned i = 0; i < f->n; i++) {
         id_text(&f->key[i], id);
-        cJSON_AddItemToArray(keys, sealed_json(id, &f->key[i]));
+        cJSON_AddItemToArray(keys, encrypted_json(id, &f->key[i]));
     }
-    cJSON_AddItemToObject(j, "other_keys", sealed_json(NULL, &f->others));
-    cJSON_AddItemToObject(j, "plaintext", sealed_json(NULL, &f->plaintext));
+    cJSON_AddItemToObject(j, "other_keys", encrypted_json(NULL, &f->others));
+    cJSON_AddItemToObject(j, "plaintext", encrypted_json(NULL, &f->plaintext));
     cJSON_AddItemToObject(j, "damaged", answer_json_u64(f->damaged));
     cJSON_AddItemToObject(j, "unread", answer_json_u64(f->unread));
     cJSON_AddItemToObject(j, "directories_passed_over", answer_json_u64(f->passed_over));
@@ -207,7 +207,7 @@ int key_files(const struct args *a, const char *directory)
     if (f->passed_over > 0) {
         fprintf(stderr,
                 "ucmctl: %" PRIu64
-                " directories were passed over: keys may have sealed files there "
+                " directories were passed over: keys may have encrypted files there "
                 "that are not counted\n",
                 f->passed_over);
         rc = CTL_CORRUPT;

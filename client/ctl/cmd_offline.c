@@ -142,7 +142,7 @@ static bool record_check(struct offline *o, const struct nvme_record_header *h, 
         o->cut++;
     } else if (io_read(o->fd, o->payload, bytes, at + NVME_PAGE) < 0) {
         o->unreadable++;
-    } else if (!h->sealed && checksum_of(o->payload, bytes) != h->checksum) {
+    } else if (!h->encrypted && checksum_of(o->payload, bytes) != h->checksum) {
         o->corrupt_payloads++;
         s->corrupt++;
     } else if (h->sequence < s->from_sequence) {
@@ -151,7 +151,7 @@ static bool record_check(struct offline *o, const struct nvme_record_header *h, 
     } else {
         o->live++;
         o->bytes += bytes;
-        o->sealed += h->sealed;
+        o->encrypted += h->encrypted;
         s->parts++;
         s->bytes += bytes;
         return true;
@@ -354,7 +354,7 @@ static int print_json(const struct offline *o)
     cJSON_AddItemToObject(j, "segments", answer_json_u64(o->segments));
     cJSON_AddItemToObject(j, "segments_empty", answer_json_u64(o->empty));
     cJSON_AddItemToObject(j, "slots", answer_json_u64(o->live));
-    cJSON_AddItemToObject(j, "encrypted", answer_json_u64(o->sealed));
+    cJSON_AddItemToObject(j, "encrypted", answer_json_u64(o->encrypted));
     cJSON_AddItemToObject(j, "bytes", answer_json_u64(o->bytes));
     cJSON_AddItemToObject(j, "corrupt_headers", answer_json_u64(o->corrupt_headers));
     cJSON_AddItemToObject(j, "corrupt_payloads", answer_json_u64(o->corrupt_payloads));
@@ -405,10 +405,10 @@ static int print_text(const struct offline *o)
            : o->index_damaged ? "damaged behind them"
                               : "sound",
            o->short_file ? "; the cache file is shorter than it was" : "");
-    if (o->sealed > 0)
+    if (o->encrypted > 0)
         printf("%" PRIu64
                " records live are encrypted: without their keys only their headers were checked\n",
-               o->sealed);
+               o->encrypted);
     if (o->quarantined > 0)
         printf("%" PRIu64 " segments in quarantine\n", o->quarantined);
     if (o->salvage || o->lift)

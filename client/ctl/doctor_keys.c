@@ -28,7 +28,7 @@ static void source_check(struct doctor *d, const msgpack_object *o)
 void doctor_keys(struct doctor *d)
 {
     const msgpack_object *metrics = d->client ? answer_get(d->stats, "metrics") : NULL;
-    uint64_t unknown = metrics ? answer_u64(metrics, "seal_bytes_unknown") : 0;
+    uint64_t unknown = metrics ? answer_u64(metrics, "encryption_bytes_unknown") : 0;
     struct answer list;
     char bytes[HUMAN_BYTES];
 

@@ -31,7 +31,7 @@ struct offline {
     uint32_t spaces;
     uint8_t *payload;
     /* Found. */
-    uint64_t segments, empty, live, sealed, bytes, corrupt_headers, corrupt_payloads, misplaced,
+    uint64_t segments, empty, live, encrypted, bytes, corrupt_headers, corrupt_payloads, misplaced,
         stale;
     uint64_t unreadable, cut, corrupt_spaces, index_spans, quarantined;
     bool index_damaged, index_there, short_file;

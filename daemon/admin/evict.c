@@ -306,7 +306,7 @@ static int change_keys(struct call *call, struct ns *ns, const struct change *ch
     if (!k)
         return -call->error.code;
     k->removal = (struct share_removal){.who = tenant_who(ns->tenant),
-                                        .sealed = cache_sealed(modules->cache, ns),
+                                        .encrypted = cache_encrypted(modules->cache, ns),
                                         .key_bytes = ns->identity.key_bytes,
                                         .part = ns->identity.parts - 1,
                                         .whole = (uint32_t *)(k + 1),

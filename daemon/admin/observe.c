@@ -2,9 +2,9 @@
  * second. */
 #include "daemon/admin/admin.h"
 #include "daemon/base/numa.h"
+#include "daemon/encryption/encryption.h"
 #include "daemon/index/policy.h"
 #include "daemon/request/walk.h"
-#include "daemon/seal/seal.h"
 #include "daemon/snapshot/snapshot.h"
 
 #include <assert.h>
@@ -300,12 +300,12 @@ static void report_socket(struct observe_snapshot *o, const char *path)
                path);
 }
 
-static void report_seal(struct observe_snapshot *o, const struct request_modules *modules,
-                        const char *tenant)
+static void report_encryption(struct observe_snapshot *o, const struct request_modules *modules,
+                              const char *tenant)
 {
-    char problem[SEAL_PROBLEM_BYTES];
+    char problem[ENCRYPTION_PROBLEM_BYTES];
 
-    if (seal_problem(modules->seal, tenant, problem))
+    if (encryption_problem(modules->encryption, tenant, problem))
         report(o, HEALTH_DEGRADED, "%s", problem);
 }
 
@@ -364,7 +364,7 @@ static void health_read(struct observe_snapshot *o, struct requests *rq, const c
         report_tier(o, rq);
     report_kept(o, modules);
     report_socket(o, modules->socket);
-    report_seal(o, modules, tenant);
+    report_encryption(o, modules, tenant);
     if (snapshot_loading(modules->snapshot, &done, &of))
         report(o, HEALTH_RECOVERING, "DRAM: %llu of %llu parts of the snapshot looked at",
                (unsigned long long)done, (unsigned long long)of);

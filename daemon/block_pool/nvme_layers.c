@@ -100,7 +100,7 @@ void nvme_known_close(struct tier *t)
 void nvme_layers_begin(const struct tier *t, struct tier_io *io)
 {
     bool follow = tier_layers_begin(io->layer_bytes, io->layer) == 0;
-    bool known = !follow && !io->place.sealed && known_use(t, io);
+    bool known = !follow && !io->place.encrypted && known_use(t, io);
 
     io->scratch[NVME_IO_KNOWN] = known ? io : NULL;
     io->scratch[NVME_IO_TO_BEGIN] = io->scratch[NVME_IO_TO_END] =
@@ -152,7 +152,7 @@ bool nvme_layers_arrived(struct tier *t, struct tier_io *io, int *status)
     if (*status < 0 || io->scratch[NVME_IO_KNOWN])
         return true;
     *status = header_check(t, io);
-    if (*status == 0 && !io->place.sealed)
+    if (*status == 0 && !io->place.encrypted)
         known_add(t, io);
     return true;
 }

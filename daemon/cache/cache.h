@@ -33,11 +33,11 @@ struct cache_config {
     struct index *index;         /* borrowed, as are the next two */
     struct policy *policy;
     struct metrics *metrics;
-    struct seal *seal;      /* NULL: nothing is encrypted */
-    bool write_reused;      /* NVMe gets only blocks that were used or stored before */
-    bool write_learned;     /* or those that daemon/learn/learn.h lets in */
-    uint64_t backlog_bytes; /* dirty DRAM that eviction spares */
-    bool share_reused;      /* as write_reused, for the shared tier */
+    struct encryption *encryption; /* NULL: nothing is encrypted */
+    bool write_reused;             /* NVMe gets only blocks that were used or stored before */
+    bool write_learned;            /* or those that daemon/learn/learn.h lets in */
+    uint64_t backlog_bytes;        /* dirty DRAM that eviction spares */
+    bool share_reused;             /* as write_reused, for the shared tier */
     /* As many, of one part, may be known that lie on the shared tier only. */
     uint64_t shared_blocks;
 };
@@ -53,7 +53,7 @@ void cache_tier_attach(struct cache *c, const struct tier_ops *ops, struct tier 
 void cache_share_attach(struct cache *c, struct share *share);
 
 /* Are the namespace's blocks encrypted below DRAM? */
-bool cache_sealed(const struct cache *c, const struct ns *ns);
+bool cache_encrypted(const struct cache *c, const struct ns *ns);
 /* The fingerprint that its files have in their names: another one if it is encrypted. False: that
  * is not known now, and *out is one that no file has. */
 bool cache_shared_fingerprint(const struct cache *c, const struct ns *ns,

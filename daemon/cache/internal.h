@@ -110,7 +110,7 @@ bool part_whole(const struct part *p);
 
 static inline struct tier_place part_place(const struct part *p)
 {
-    return (struct tier_place){part_loc(p), p->checksum, p->sealed};
+    return (struct tier_place){part_loc(p), p->checksum, p->encrypted};
 }
 
 static inline uint32_t owner_part(uint64_t owner)

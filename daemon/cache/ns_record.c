@@ -231,7 +231,7 @@ int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns)
         return 0;
     p->share.done_cb = purge_shared_cb;
     memcpy(p->share.fingerprint, ns->fingerprint, sizeof(p->share.fingerprint));
-    (void)cache_shared_fingerprint(c, ns, p->share.sealed_fingerprint);
+    (void)cache_shared_fingerprint(c, ns, p->share.encrypted_fingerprint);
     p->share_status = share_purge(c->share, &p->share);
     p->sharing = p->share_status == 0;
     return 0;

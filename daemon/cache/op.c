@@ -1,7 +1,7 @@
 #include "daemon/cache/op.h"
 
 #include "daemon/cache/internal.h"
-#include "daemon/seal/seal.h"
+#include "daemon/encryption/encryption.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -21,16 +21,16 @@ struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part)
     return name;
 }
 
-bool cache_sealed(const struct cache *c, const struct ns *ns)
+bool cache_encrypted(const struct cache *c, const struct ns *ns)
 {
-    return seal_wanted(c->config.seal, ns->identity.tenant);
+    return encryption_wanted(c->config.encryption, ns->identity.tenant);
 }
 
 bool cache_secret_awaited(const struct cache *c, const struct ns *ns)
 {
     const uint8_t *secret;
 
-    return cache_sealed(c, ns) && share_secret(c->share, ns->fingerprint, &secret) == -EAGAIN;
+    return cache_encrypted(c, ns) && share_secret(c->share, ns->fingerprint, &secret) == -EAGAIN;
 }
 
 bool cache_shared_fingerprint(const struct cache *c, const struct ns *ns,
@@ -40,12 +40,12 @@ bool cache_shared_fingerprint(const struct cache *c, const struct ns *ns,
     int rc = 0;
 
     memcpy(out, ns->fingerprint, UCM_FINGERPRINT_BYTES);
-    if (!cache_sealed(c, ns))
+    if (!cache_encrypted(c, ns))
         return true;
     if (c->share)
         rc = share_secret(c->share, ns->fingerprint, &secret);
     if (rc == 0)
-        rc = block_file_sealed_fingerprint(ns->fingerprint, secret, out);
+        rc = block_file_encrypted_fingerprint(ns->fingerprint, secret, out);
     if (rc < 0)
         memset(out, 0, UCM_FINGERPRINT_BYTES); /* a name that no file has */
     return rc == 0;
@@ -115,7 +115,7 @@ int op_tier(struct part_op *op, enum tier_op what, const struct span *span)
     *io = (struct tier_io){.op = what,
                            .bytes = ns_part_bytes(ns, op->part),
                            .layer_bytes = ns->identity.layer_bytes,
-                           .seal = cache_sealed(c, ns),
+                           .encryption = cache_encrypted(c, ns),
                            .check = op->check,
                            .priority = op->priority,
                            .small = op->small,
@@ -170,7 +170,7 @@ int op_share(struct part_op *op, bool write, const struct span *span)
                                      .who = tenant_who(ns->tenant),
                                      .tenant = ns->identity.tenant,
                                      .root = cache_part(c, op->ref, op->part)->root,
-                                     .sealed = cache_sealed(c, ns),
+                                     .encrypted = cache_encrypted(c, ns),
                                      .space = {.fingerprint = ns->fingerprint,
                                                .identity = ns->canonical,
                                                .identity_bytes = ns->canonical_bytes},

@@ -417,7 +417,7 @@ static void nvme_set(struct cache *c, block_ref ref, uint32_t part, struct part 
     p->nvme = to.nvme;
     p->nvme_at = to.nvme_at;
     p->checksum = to.checksum;
-    p->sealed = to.sealed;
+    p->encrypted = to.encrypted;
     changed(c, ref, part, &was);
 }
 
@@ -429,7 +429,7 @@ void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, const struct t
         to = (struct part){.nvme = PART_NVME_READY,
                            .nvme_at.loc = place->loc,
                            .checksum = place->checksum,
-                           .sealed = place->sealed};
+                           .encrypted = place->encrypted};
     nvme_set(c, ref, part, to);
 }
 

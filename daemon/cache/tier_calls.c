@@ -68,7 +68,7 @@ static uint64_t restore_cb(void *ctx, const struct tier_found *f)
     if (!part_wanted(c, ref, f))
         return 0;
     /* Bytes from a snapshot were compared with their checksum. */
-    same = p->dram == PART_DRAM_READY && !p->sealed && !f->place.sealed &&
+    same = p->dram == PART_DRAM_READY && !p->encrypted && !f->place.encrypted &&
            p->checksum == f->place.checksum && p->checksum != 0;
     if (p->nvme == PART_NVME_READY)
         cache_nvme_lost(c, ref, f->name->part, true);
@@ -111,7 +111,7 @@ static bool restored_wanted(const struct block *b, const struct cache_restored *
 
     return !(b->flags & BLOCK_DELETING) && p->dram == PART_DRAM_NONE &&
            (p->nvme == PART_NVME_NONE ||
-            (p->nvme == PART_NVME_READY && (p->sealed || p->checksum == r->checksum)));
+            (p->nvme == PART_NVME_READY && (p->encrypted || p->checksum == r->checksum)));
 }
 
 bool cache_restore(struct cache *c, const struct cache_restored *r)
@@ -156,7 +156,7 @@ static bool describe_cb(void *ctx, uint64_t owner, struct tier_described *out)
     out->name = cache_tier_name(c, owner_block(owner), part);
     out->bytes = ns_part_bytes(ns, part);
     out->checksum = b->part[part].checksum;
-    out->sealed = b->part[part].sealed;
+    out->encrypted = b->part[part].encrypted;
     out->layer_bytes = ns->identity.layer_bytes;
     return true;
 }

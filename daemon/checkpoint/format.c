@@ -8,7 +8,7 @@
 
 #define MAGIC "UCMI"
 /* Beside key_bytes, which is 32 at most; daemons that do not know them leave the entry out. */
-#define SEALED (1u << 31)
+#define ENCRYPTED (1u << 31)
 #define TAG_SHIFT 8 /* 16 bits of key_id */
 
 static uint8_t *entry_at(uint8_t *p, uint32_t i)
@@ -25,7 +25,7 @@ void checkpoint_entry_encode(uint8_t *p, uint32_t i, const struct nvme_record_he
     put32(e + 4, (uint32_t)in->payload_bytes);
     put64(e + 8, in->sequence);
     put64(e + 16, in->checksum);
-    put32(e + 24, in->key_bytes | (in->sealed ? SEALED | tag << TAG_SHIFT : 0));
+    put32(e + 24, in->key_bytes | (in->encrypted ? ENCRYPTED | tag << TAG_SHIFT : 0));
     put32(e + 28, in->part);
     memcpy(e + 32, in->key, UCM_MAX_KEY_BYTES);
     memcpy(e + 64, in->fingerprint, UCM_FINGERPRINT_BYTES);
@@ -41,8 +41,8 @@ bool checkpoint_entry_decode(const uint8_t *p, uint32_t i, struct nvme_record_he
     out->sequence = get64(e + 8);
     out->checksum = get64(e + 16);
     out->key_bytes = get32(e + 24);
-    out->sealed = out->key_bytes & SEALED;
-    if (out->sealed) {
+    out->encrypted = out->key_bytes & ENCRYPTED;
+    if (out->encrypted) {
         out->key_id[0] = (uint8_t)(out->key_bytes >> TAG_SHIFT);
         out->key_id[1] = (uint8_t)(out->key_bytes >> (TAG_SHIFT + 8));
         out->key_bytes &= 0xff;
@@ -54,7 +54,7 @@ bool checkpoint_entry_decode(const uint8_t *p, uint32_t i, struct nvme_record_he
            out->key_bytes <= UCM_MAX_KEY_BYTES && out->part < UCM_MAX_PARTS;
 }
 
-void checkpoint_span_seal(uint8_t *p, const struct checkpoint_span *r)
+void checkpoint_span_finish(uint8_t *p, const struct checkpoint_span *r)
 {
     uint8_t *tail = entry_at(p, r->entries);
 

@@ -33,7 +33,7 @@ void checkpoint_entry_encode(uint8_t *p, uint32_t i, const struct nvme_record_he
 /* Of a span that passed. False: the entry is none that a record could have. */
 bool checkpoint_entry_decode(const uint8_t *p, uint32_t i, struct nvme_record_header *out);
 /* Head and checksum, when the entries are there. */
-void checkpoint_span_seal(uint8_t *p, const struct checkpoint_span *r);
+void checkpoint_span_finish(uint8_t *p, const struct checkpoint_span *r);
 /* 0; -EAGAIN: the span goes on after n bytes; -EBADMSG. */
 int checkpoint_span_decode(const uint8_t *p, size_t n, struct checkpoint_span *out);
 

@@ -71,7 +71,7 @@ static bool span_add(struct nvme_checkpoint *k, const struct segment *s)
         nvme_record_header_of(t, s, i, &d, &h);
         checkpoint_entry_encode(p, r.entries++, &h);
     }
-    checkpoint_span_seal(p, &r);
+    checkpoint_span_finish(p, &r);
     k->n += checkpoint_span_bytes(r.entries);
     k->record = r.to;
     return true;

@@ -295,7 +295,7 @@ static int root_parse(const char *item, struct config_root *out, struct config_e
     return command_take(rest, out, e);
 }
 
-/* A part is as large as a slab at most; its header and seal lie in front of it. */
+/* A part is as large as a slab at most; its header and the encryption's lie in front of it. */
 static int buffer_check(const struct config *c, const struct config_root *r, struct config_error *e)
 {
     if (r->process.buffer_bytes >= c->arena_slab + 4096)

@@ -19,7 +19,7 @@ void block_file_encode(const struct block_file_header *in, uint8_t out[BLOCK_FIL
 {
     memset(out, 0, BLOCK_FILE_HEADER_BYTES);
     memcpy(out, magic, sizeof(magic));
-    put32(out + AT_VERSION, in->sealed ? BLOCK_FILE_SEALED_VERSION : BLOCK_FILE_VERSION);
+    put32(out + AT_VERSION, in->encrypted ? BLOCK_FILE_ENCRYPTED_VERSION : BLOCK_FILE_VERSION);
     put64(out + AT_BYTES, in->payload_bytes);
     put64(out + AT_CHECKSUM, in->checksum);
     put32(out + AT_PART, in->part);
@@ -39,7 +39,7 @@ int block_file_peek(const uint8_t in[BLOCK_FILE_HEADER_BYTES], struct block_file
 
     if (memcmp(in, magic, sizeof(magic)) != 0)
         return -EILSEQ;
-    if (version != BLOCK_FILE_VERSION && version != BLOCK_FILE_SEALED_VERSION)
+    if (version != BLOCK_FILE_VERSION && version != BLOCK_FILE_ENCRYPTED_VERSION)
         return -EPROTONOSUPPORT;
     if (get64(in + AT_SUM) != checksum_of(in, AT_SUM))
         return -EBADMSG;
@@ -47,7 +47,7 @@ int block_file_peek(const uint8_t in[BLOCK_FILE_HEADER_BYTES], struct block_file
     out->part = get32(in + AT_PART);
     out->payload_bytes = get64(in + AT_BYTES);
     out->checksum = get64(in + AT_CHECKSUM);
-    out->sealed = version == BLOCK_FILE_SEALED_VERSION;
+    out->encrypted = version == BLOCK_FILE_ENCRYPTED_VERSION;
     return 0;
 }
 
@@ -66,20 +66,22 @@ int block_file_decode(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
     return 0;
 }
 
-bool block_file_is_sealed(const uint8_t in[BLOCK_FILE_HEADER_BYTES])
+bool block_file_is_encrypted(const uint8_t in[BLOCK_FILE_HEADER_BYTES])
 {
-    return get32(in + AT_VERSION) == BLOCK_FILE_SEALED_VERSION;
+    return get32(in + AT_VERSION) == BLOCK_FILE_ENCRYPTED_VERSION;
 }
 
-void block_file_seal_encode(const struct block_file_seal *in, uint8_t out[BLOCK_FILE_SEAL_BYTES])
+void block_file_encryption_encode(const struct block_file_encryption *in,
+                                  uint8_t out[BLOCK_FILE_ENCRYPTION_BYTES])
 {
-    memset(out, 0, BLOCK_FILE_SEAL_BYTES);
+    memset(out, 0, BLOCK_FILE_ENCRYPTION_BYTES);
     memcpy(out, in->key_id, sizeof(in->key_id));
     memcpy(out + 8, in->salt, sizeof(in->salt));
     memcpy(out + 32, in->tag, sizeof(in->tag));
 }
 
-void block_file_seal_decode(const uint8_t in[BLOCK_FILE_SEAL_BYTES], struct block_file_seal *out)
+void block_file_encryption_decode(const uint8_t in[BLOCK_FILE_ENCRYPTION_BYTES],
+                                  struct block_file_encryption *out)
 {
     memcpy(out->key_id, in, sizeof(out->key_id));
     memcpy(out->salt, in + 8, sizeof(out->salt));

@@ -12,7 +12,7 @@
 #define MAGIC_STATE "UCMDSTAT"
 #define MAGIC_SEGMENT "UCMG"
 #define MAGIC_RECORD "UCMS"
-#define MAGIC_SEALED "UCME"
+#define MAGIC_ENCRYPTED "UCME"
 #define MAGIC_NAME "UCMN"
 #define MAGIC_QUARANTINE "UCMQ"
 
@@ -30,7 +30,7 @@ void nvme_uuid_text(const uint8_t uuid[NVME_UUID_BYTES], char out[NVME_UUID_TEXT
 _Static_assert(LAYER_SUMS_AT + 8 * NVME_LAYERS_MAX == CHECKSUM_AT,
                "checksums fill a header's page");
 
-/* Of a sealed header, whose fields up to 128 are those of a record. */
+/* Of an encrypted header, whose fields up to 128 are those of a record. */
 #define KEY_ID_AT 128
 #define SALT_AT 144
 #define PAGE_TAG_AT 168
@@ -166,7 +166,7 @@ void nvme_layer_sum_set(uint8_t page[NVME_PAGE], uint32_t layer, uint64_t sum)
     put64(page + LAYER_SUMS_AT + (size_t)8 * layer, sum);
 }
 
-/* The fields that plaintext and sealed records have in one place. */
+/* The fields that plaintext and encrypted records have in one place. */
 static void record_begin(const struct nvme_record_header *in, const char *magic, uint8_t *page)
 {
     page_begin(page, magic, in->uuid);
@@ -195,15 +195,15 @@ int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_
 {
     uint32_t key_bytes = get32(page + 96);
     uint64_t payload_bytes = get64(page + 104), layer_bytes = get64(page + LAYER_BYTES_AT);
-    bool sealed = memcmp(page, MAGIC_SEALED, 4) == 0;
-    int rc = page_check(page, sealed ? MAGIC_SEALED : MAGIC_RECORD);
+    bool encrypted = memcmp(page, MAGIC_ENCRYPTED, 4) == 0;
+    int rc = page_check(page, encrypted ? MAGIC_ENCRYPTED : MAGIC_RECORD);
 
     if (rc < 0)
         return rc;
     if (key_bytes < UCM_MIN_KEY_BYTES || key_bytes > UCM_MAX_KEY_BYTES || payload_bytes == 0 ||
         payload_bytes > NVME_SEGMENT_MAX || get32(page + 100) >= UCM_MAX_PARTS ||
         (layer_bytes != 0 && !nvme_layers_fit(payload_bytes, layer_bytes)) ||
-        (sealed && layer_bytes != 0 && payload_bytes / layer_bytes > NVME_FRAGMENTS_MAX))
+        (encrypted && layer_bytes != 0 && payload_bytes / layer_bytes > NVME_FRAGMENTS_MAX))
         return -EBADMSG;
     memset(out, 0, sizeof(*out));
     memcpy(out->uuid, page + 16, NVME_UUID_BYTES);
@@ -216,51 +216,52 @@ int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_
     out->payload_bytes = payload_bytes;
     out->generation = get64(page + 112);
     out->sequence = get64(page + 120);
-    out->checksum = get64(page + (sealed ? PAGE_TAG_AT : 128));
+    out->checksum = get64(page + (encrypted ? PAGE_TAG_AT : 128));
     out->layer_bytes = layer_bytes;
     out->layer_sums = NULL;
-    out->sealed = sealed;
-    if (!sealed)
+    out->encrypted = encrypted;
+    if (!encrypted)
         return 0;
     memcpy(out->key_id, page + KEY_ID_AT, NVME_KEY_ID_BYTES);
     memcpy(out->salt, page + SALT_AT, NVME_SALT_BYTES);
     return 0;
 }
 
-/* ---- sealed records ---- */
+/* ---- encrypted records ---- */
 
-void nvme_sealed_encode(const struct nvme_record_header *in, uint8_t page[NVME_PAGE])
+void nvme_encrypted_encode(const struct nvme_record_header *in, uint8_t page[NVME_PAGE])
 {
-    record_begin(in, MAGIC_SEALED, page);
+    record_begin(in, MAGIC_ENCRYPTED, page);
     memcpy(page + KEY_ID_AT, in->key_id, NVME_KEY_ID_BYTES);
     memcpy(page + SALT_AT, in->salt, NVME_SALT_BYTES);
 }
 
-uint8_t *nvme_sealed_tag(uint8_t page[NVME_PAGE], uint32_t fragment)
+uint8_t *nvme_encrypted_tag(uint8_t page[NVME_PAGE], uint32_t fragment)
 {
     return page + TAGS_AT + (size_t)NVME_TAG_BYTES * fragment;
 }
 
-uint8_t *nvme_sealed_page_tag(uint8_t page[NVME_PAGE])
+uint8_t *nvme_encrypted_page_tag(uint8_t page[NVME_PAGE])
 {
     return page + PAGE_TAG_AT;
 }
 
-void nvme_sealed_ranges(const uint8_t page[NVME_PAGE], struct nvme_sealed_range out[2])
+void nvme_encrypted_ranges(const uint8_t page[NVME_PAGE], struct nvme_encrypted_range out[2])
 {
     const size_t behind = PAGE_TAG_AT + NVME_TAG_BYTES;
 
-    out[0] = (struct nvme_sealed_range){page, PAGE_TAG_AT};
-    out[1] = (struct nvme_sealed_range){page + behind, CHECKSUM_AT - behind};
+    out[0] = (struct nvme_encrypted_range){page, PAGE_TAG_AT};
+    out[1] = (struct nvme_encrypted_range){page + behind, CHECKSUM_AT - behind};
 }
 
-uint64_t nvme_sealed_finish(uint8_t page[NVME_PAGE])
+uint64_t nvme_encrypted_finish(uint8_t page[NVME_PAGE])
 {
     page_end(page);
     return get64(page + PAGE_TAG_AT);
 }
 
-size_t nvme_sealed_context(const struct nvme_record_header *in, uint8_t out[NVME_SEALED_CONTEXT])
+size_t nvme_encrypted_context(const struct nvme_record_header *in,
+                              uint8_t out[NVME_ENCRYPTED_CONTEXT])
 {
     uint8_t *at = out;
 

@@ -68,14 +68,14 @@ struct nvme_record_header {
     uint64_t layer_bytes; /* of the fragments that have a checksum each; 0: none has */
     /* Their checksums, to be encoded; decode says NULL, and nvme_layer_sum has them. */
     const uint64_t *layer_sums;
-    /* Sealed: the payload is encrypted, in one fragment or a layer a fragment. Then checksum is the
-     * first 8 bytes of the page's tag, and the fragments' tags take the place of their
+    /* Encrypted: the payload is encrypted, in one fragment or a layer a fragment. Then checksum is
+     * the first 8 bytes of the page's tag, and the fragments' tags take the place of their
      * checksums. */
-    bool sealed;
+    bool encrypted;
     uint8_t key_id[NVME_KEY_ID_BYTES], salt[NVME_SALT_BYTES];
 };
 
-/* Fragments that a sealed record has tags for. */
+/* Fragments that an encrypted record has tags for. */
 #define NVME_FRAGMENTS_MAX 243u
 
 #define NVME_LAYERS_MAX 493u
@@ -129,29 +129,30 @@ int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_
 uint64_t nvme_layer_sum(const uint8_t page[NVME_PAGE], uint32_t layer);
 void nvme_layer_sum_set(uint8_t page[NVME_PAGE], uint32_t layer, uint64_t sum);
 
-/* ---- sealed records ---- */
+/* ---- encrypted records ---- */
 
-/* All of the page of a sealed header but what follows here; nvme_sealed_finish ends it. */
-void nvme_sealed_encode(const struct nvme_record_header *in, uint8_t page[NVME_PAGE]);
+/* All of the page of an encrypted header but what follows here; nvme_encrypted_finish ends it. */
+void nvme_encrypted_encode(const struct nvme_record_header *in, uint8_t page[NVME_PAGE]);
 /* Of fragment i, below NVME_FRAGMENTS_MAX. */
-uint8_t *nvme_sealed_tag(uint8_t page[NVME_PAGE], uint32_t fragment);
+uint8_t *nvme_encrypted_tag(uint8_t page[NVME_PAGE], uint32_t fragment);
 /* What the page's own tag covers: two ranges, around it. */
-struct nvme_sealed_range {
+struct nvme_encrypted_range {
     const uint8_t *bytes;
     size_t n;
 };
-void nvme_sealed_ranges(const uint8_t page[NVME_PAGE], struct nvme_sealed_range out[2]);
+void nvme_encrypted_ranges(const uint8_t page[NVME_PAGE], struct nvme_encrypted_range out[2]);
 /* The page's own tag; zeros in a page that was encoded and not finished. */
-uint8_t *nvme_sealed_page_tag(uint8_t page[NVME_PAGE]);
+uint8_t *nvme_encrypted_page_tag(uint8_t page[NVME_PAGE]);
 /* The tag is there: adds the page's checksum, and returns what the header's `checksum` is from now
  * on. */
-uint64_t nvme_sealed_finish(uint8_t page[NVME_PAGE]);
-/* Bytes that say what the record is, wherever it lies: out, at least NVME_SEALED_CONTEXT; returns
- * how many. */
-#define NVME_SEALED_CONTEXT 128u
-size_t nvme_sealed_context(const struct nvme_record_header *in, uint8_t out[NVME_SEALED_CONTEXT]);
-/* In how many fragments the payload is sealed; 1: as a whole. */
-static inline uint32_t nvme_sealed_fragments(const struct nvme_record_header *h)
+uint64_t nvme_encrypted_finish(uint8_t page[NVME_PAGE]);
+/* Bytes that say what the record is, wherever it lies: out, at least NVME_ENCRYPTED_CONTEXT;
+ * returns how many. */
+#define NVME_ENCRYPTED_CONTEXT 128u
+size_t nvme_encrypted_context(const struct nvme_record_header *in,
+                              uint8_t out[NVME_ENCRYPTED_CONTEXT]);
+/* In how many fragments the payload is encrypted; 1: as a whole. */
+static inline uint32_t nvme_encrypted_fragments(const struct nvme_record_header *h)
 {
     return h->layer_bytes > 0 ? (uint32_t)(h->payload_bytes / h->layer_bytes) : 1;
 }

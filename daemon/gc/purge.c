@@ -1,7 +1,7 @@
 /* An operator's purge: removes all files of a namespace from every root, side by side. A root that
  * is down or refuses is reported, and the others are swept all the same. */
+#include "daemon/encryption/secrets.h"
 #include "daemon/gc/sweep.h"
-#include "daemon/seal/secrets.h"
 #include "daemon/share/share_internal.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@ struct purge {
     struct list link;
     struct share_purge *request; /* NULL: its done_cb has run, or it cancelled */
     uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES];
-    uint8_t sealed[BLOCK_FILE_NAMESPACE_BYTES]; /* what its encrypted files have for it */
+    uint8_t encrypted[BLOCK_FILE_NAMESPACE_BYTES]; /* what its encrypted files have for it */
     struct share *share;
     struct secrets_purge secret; /* while it is queued it counts in `active` */
     struct deadline stall;       /* when no root has made progress for STALL_MS */
@@ -114,7 +114,7 @@ static bool wanted_cb(struct gc_sweep *s, const struct share_file *file)
 
     return block_file_name_parse(file->name, &parsed) == 0 &&
            (memcmp(parsed.namespace, purge_of(s)->namespace, sizeof(parsed.namespace)) == 0 ||
-            memcmp(parsed.namespace, purge_of(s)->sealed, sizeof(parsed.namespace)) == 0);
+            memcmp(parsed.namespace, purge_of(s)->encrypted, sizeof(parsed.namespace)) == 0);
 }
 
 static void removed_cb(struct gc_sweep *s, const struct share_file *file, int status)
@@ -145,7 +145,7 @@ static void secret_replaced_cb(struct secrets_purge *secret, int status)
  * can't be opened. */
 static void secret_replace(struct purge *p, const struct share_purge *request)
 {
-    if (!p->share->secrets || memcmp(request->fingerprint, request->sealed_fingerprint,
+    if (!p->share->secrets || memcmp(request->fingerprint, request->encrypted_fingerprint,
                                      sizeof(request->fingerprint)) == 0)
         return;
     p->active++;
@@ -167,7 +167,7 @@ int share_purge(struct share *s, struct share_purge *request)
         return -ENOMEM;
     p->share = s;
     memcpy(p->namespace, request->fingerprint, sizeof(p->namespace));
-    memcpy(p->sealed, request->sealed_fingerprint, sizeof(p->sealed));
+    memcpy(p->encrypted, request->encrypted_fingerprint, sizeof(p->encrypted));
     for (uint32_t i = 0; i < s->n && !s->stopped; i++) {
         struct purge_root *root = &p->roots[p->n];
 

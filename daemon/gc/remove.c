@@ -208,10 +208,10 @@ static int name_find(struct share_removal *r)
     int rc;
 
     memcpy(r->name, r->fingerprint, sizeof(r->name));
-    if (!r->sealed)
+    if (!r->encrypted)
         return 0;
     rc = share_secret(r->share, r->fingerprint, &secret);
-    return rc < 0 ? rc : block_file_sealed_fingerprint(r->fingerprint, secret, r->name);
+    return rc < 0 ? rc : block_file_encrypted_fingerprint(r->fingerprint, secret, r->name);
 }
 
 static void removal_start(struct share_removal *r)

@@ -164,7 +164,7 @@ static int removal_submit(struct gc_removal *rm)
     if (rm->copy)
         t.op.bytes = file_of(rm)->bytes - BLOCK_FILE_HEADER_BYTES;
     memcpy(t.op.identity, rm->task.op.identity, sizeof(t.op.identity));
-    t.op.copy_sealed = rm->task.op.copy_sealed;
+    t.op.copy_encrypted = rm->task.op.copy_encrypted;
     snprintf(t.op.name, sizeof(t.op.name), "%s", file_of(rm)->name);
     rm->task = t;
     rm->state = GC_BUSY;

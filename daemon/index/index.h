@@ -71,13 +71,13 @@ struct part {
         uint32_t number; /* PENDING_WRITE, PENDING_READ: of the pending write or read */
         /* by `dram`; read by part_slot, part_pending_write and part_pending_read */
     } dram_at;
-    uint16_t dram : 2;   /* enum part_dram */
-    uint16_t nvme : 2;   /* enum part_nvme */
-    uint16_t share : 2;  /* enum part_share */
-    uint16_t root : 4;   /* share_root_id of what is PRESUMED or KNOWN; 0: not known */
-    uint16_t moving : 1; /* somebody moves it: cache_move_claim */
-    uint16_t sealed : 1; /* the copy on NVMe is encrypted: `checksum` is 8 bytes of its tag */
-    uint16_t users;      /* copies, reads and writes under way: the slot stays meanwhile */
+    uint16_t dram : 2;      /* enum part_dram */
+    uint16_t nvme : 2;      /* enum part_nvme */
+    uint16_t share : 2;     /* enum part_share */
+    uint16_t root : 4;      /* share_root_id of what is PRESUMED or KNOWN; 0: not known */
+    uint16_t moving : 1;    /* somebody moves it: cache_move_claim */
+    uint16_t encrypted : 1; /* the copy on NVMe is encrypted: `checksum` is 8 bytes of its tag */
+    uint16_t users;         /* copies, reads and writes under way: the slot stays meanwhile */
 };
 
 static inline uint32_t part_slot(const struct part *p)

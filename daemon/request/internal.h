@@ -144,7 +144,7 @@ struct call {
     struct ucm_error error;
 };
 
-/* daemon/seal/keys.c: what of NVMe which keys have sealed; *out had zeroes there. */
+/* daemon/encryption/keys.c: what of NVMe which keys have encrypted; *out had zeroes there. */
 void keys_observe(const struct request_modules *r, struct metrics *out);
 
 /* call.c */

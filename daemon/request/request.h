@@ -39,7 +39,7 @@ struct request_modules {
     const struct tier_ops *tier_ops;
     struct tier *tier;
     struct share *share;
-    struct seal *seal;               /* NULL: nothing is encrypted */
+    struct encryption *encryption;   /* NULL: nothing is encrypted */
     const struct snapshot *snapshot; /* NULL: DRAM ends with the daemon */
     const char *socket;              /* that the daemon made; NULL: it came with the start */
     uint8_t instance[16];

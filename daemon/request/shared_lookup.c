@@ -63,7 +63,8 @@ static uint64_t bytes_of(const struct share_lookup *p, uint32_t part)
     const struct shared_lookup *k = LIST_ENTRY(p, const struct shared_lookup, p);
     const struct cache *c = k->s->rq->modules.cache;
 
-    return ns_part_bytes(k->ns, part) + (cache_sealed(c, k->ns) ? BLOCK_FILE_SEAL_BYTES : 0);
+    return ns_part_bytes(k->ns, part) +
+           (cache_encrypted(c, k->ns) ? BLOCK_FILE_ENCRYPTION_BYTES : 0);
 }
 
 /* What to ask for, in `asked`. Returns how many keys. */

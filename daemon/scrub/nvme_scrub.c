@@ -1,4 +1,4 @@
-/* The scrub: checks what lies in sealed segments, slowly and behind all other work, so that a block
+/* The scrub: checks what lies in closed segments, slowly and behind all other work, so that a block
  * that has gone bad is found before somebody needs it. One record at a time; what it should hold
  * the index says, not the record. */
 #include "daemon/tier/nvme.h"
@@ -108,7 +108,7 @@ static bool record_wanted(struct nvme_scrub *k, struct segment *s)
         .owner = s->owners[k->record],
         .part = k->want.name.part,
         .bytes = k->want.bytes,
-        .place = {segment_loc(&t->segments, s, k->record), k->want.checksum, k->want.sealed},
+        .place = {segment_loc(&t->segments, s, k->record), k->want.checksum, k->want.encrypted},
         .headers = true,
         .idle = true,
         .done_cb = check_done_cb,
@@ -130,7 +130,7 @@ static int cursor_next(struct nvme_scrub *k)
             k->number = k->record = k->unreadable = 0;
             if (++k->file == t->files)
                 return -ENOENT;
-        } else if (s->state != SEGMENT_SEALED || k->record >= s->records) {
+        } else if (s->state != SEGMENT_CLOSED || k->record >= s->records) {
             k->number++;
             k->record = 0;
             k->tier->metrics->nvme_scrub_segments++;

@@ -33,16 +33,17 @@ int share_op_resolve(struct share_op *op)
     return err;
 }
 
-/* What the header's checksum is of. A copy of a sealed file has the seal in front of its data. */
-static uint64_t sum_of(const struct share_op *op, bool sealed)
+/* What the header's checksum is of. A copy of an encrypted file has the encryption header in front
+ * of its data. */
+static uint64_t sum_of(const struct share_op *op, bool encrypted)
 {
-    if (op->sealed)
-        return checksum_of(op->header + BLOCK_FILE_HEADER_BYTES, BLOCK_FILE_SEAL_BYTES);
-    return checksum_of(op->data, sealed ? BLOCK_FILE_SEAL_BYTES : op->bytes);
+    if (op->encrypted)
+        return checksum_of(op->header + BLOCK_FILE_HEADER_BYTES, BLOCK_FILE_ENCRYPTION_BYTES);
+    return checksum_of(op->data, encrypted ? BLOCK_FILE_ENCRYPTION_BYTES : op->bytes);
 }
 
 /* All but the payload, whose checksum it says. */
-static bool header_take(struct share_op *op, bool sealed, uint64_t *checksum)
+static bool header_take(struct share_op *op, bool encrypted, uint64_t *checksum)
 {
     if (op->by_name) {
         block_file_identity(op->header, op->file.identity);
@@ -51,18 +52,18 @@ static bool header_take(struct share_op *op, bool sealed, uint64_t *checksum)
             return false;
     }
     return block_file_decode(op->header, &op->file, checksum) == 0 &&
-           (op->by_name || sealed == op->sealed) &&
-           (!sealed || op->file.payload_bytes >= BLOCK_FILE_SEAL_BYTES);
+           (op->by_name || encrypted == op->encrypted) &&
+           (!encrypted || op->file.payload_bytes >= BLOCK_FILE_ENCRYPTION_BYTES);
 }
 
 int share_op_verify(struct share_op *op)
 {
-    bool sealed = block_file_is_sealed(op->header);
+    bool encrypted = block_file_is_encrypted(op->header);
     uint64_t checksum;
 
-    if (!header_take(op, sealed, &checksum) || sum_of(op, sealed) != checksum)
+    if (!header_take(op, encrypted, &checksum) || sum_of(op, encrypted) != checksum)
         return -EBADMSG;
-    op->copy_sealed = op->by_name && sealed;
+    op->copy_encrypted = op->by_name && encrypted;
     return 0;
 }
 
@@ -70,8 +71,8 @@ void share_op_pack(struct share_op *op, uint8_t *file)
 {
     uint64_t head = share_op_head_bytes(op);
 
-    op->file.sealed = op->sealed || op->copy_sealed;
-    if (op->file.sealed) {
+    op->file.encrypted = op->encrypted || op->copy_encrypted;
+    if (op->file.encrypted) {
         op->file.checksum = sum_of(op, true);
         memcpy(file + head, op->data, op->bytes);
     } else {
@@ -86,12 +87,12 @@ int share_op_unpack(struct share_op *op, const uint8_t *file)
     uint64_t head = share_op_head_bytes(op), sum, checksum;
 
     memcpy(op->header, file, head);
-    if (op->sealed || block_file_is_sealed(op->header)) {
+    if (op->encrypted || block_file_is_encrypted(op->header)) {
         memcpy(op->data, file + head, op->bytes);
         return share_op_verify(op);
     }
     sum = checksum_copy(op->data, file + head, op->bytes, true);
-    op->copy_sealed = false;
+    op->copy_encrypted = false;
     return header_take(op, false, &checksum) && sum == checksum ? 0 : -EBADMSG;
 }
 

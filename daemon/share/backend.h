@@ -6,7 +6,8 @@
  * a
  *   successful cancel.
  * - A READ with 0 has delivered exactly the bytes written for this part: header, identity, length
- *   and checksum were compared; of a sealed part the seal's, and the caller has the last word.
+ *   and checksum were compared; of an encrypted part the encryption header's, and the caller has
+ *   the last word.
  * - A WRITE leaves a whole file under its name or none, whatever dies meanwhile. A file that exists
  *   with the right length is not written again (-EEXIST).
  *
@@ -69,7 +70,8 @@ struct share_op {
     bool by_name;            /* the caller gives bucket and name, from a listing */
     bool note;               /* of a tenant file: it does not count as a part */
     uint8_t bucket;          /* LIST, and with by_name; else share_op_resolve sets it */
-    bool copy_sealed; /* with by_name: out, READ with 0: the file is sealed. in, WRITE: the same */
+    /* with by_name: out, READ with 0: the file is encrypted. in, WRITE: the same */
+    bool copy_encrypted;
     /* With by_name. out, READ with 0: the identity in the header; all else was compared. in, WRITE:
      * the identity to write. */
     uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
@@ -78,9 +80,9 @@ struct share_op {
     uint64_t mtime_ns;            /* out: READ with 0: by the server's clock; 0: unknown */
     void *data;                   /* of READ and WRITE */
     uint64_t bytes;               /* of the payload; of FIND too */
-    /* READ and WRITE, not by_name: data is encrypted, and the seal, behind the header, is the
-     * caller's: it fills it for a WRITE, and opens what a READ brings. */
-    bool sealed;
+    /* READ and WRITE, not by_name: data is encrypted, and the encryption header, behind the header,
+     * is the caller's: it fills it for a WRITE, and opens what a READ brings. */
+    bool encrypted;
     bool sync; /* WRITE: on stable storage before done_cb. CHECK: see above */
     /* When the caller will cancel it, by uv_now; 0: it may not. A backend may give up by itself
      * then. */
@@ -92,7 +94,8 @@ struct share_op {
     int status;
     enum { SHARE_OP_QUEUED, SHARE_OP_BUSY, SHARE_OP_ENDED } state;
     struct block_file_header file;
-    uint8_t header[BLOCK_FILE_HEADER_BYTES + BLOCK_FILE_SEAL_BYTES]; /* the seal: with `sealed` */
+    /* the encryption header: with `encrypted` */
+    uint8_t header[BLOCK_FILE_HEADER_BYTES + BLOCK_FILE_ENCRYPTION_BYTES];
     char name[BLOCK_FILE_NAME_CAP], temp[BLOCK_FILE_TEMP_CAP];
 };
 
@@ -157,7 +160,7 @@ int share_op_unpack(struct share_op *op, const uint8_t *file);
 
 static inline uint64_t share_op_head_bytes(const struct share_op *op)
 {
-    return BLOCK_FILE_HEADER_BYTES + (op->sealed ? BLOCK_FILE_SEAL_BYTES : 0);
+    return BLOCK_FILE_HEADER_BYTES + (op->encrypted ? BLOCK_FILE_ENCRYPTION_BYTES : 0);
 }
 
 static inline uint64_t share_op_file_bytes(const struct share_op *op)

@@ -148,8 +148,8 @@ void block_file_temp_prefix(const char *host, uint32_t pid, uint64_t started,
              name, pid, started);
 }
 
-int block_file_sealed_fingerprint(const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-                                  const uint8_t *secret, uint8_t out[UCM_FINGERPRINT_BYTES])
+int block_file_encrypted_fingerprint(const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+                                     const uint8_t *secret, uint8_t out[UCM_FINGERPRINT_BYTES])
 {
     uint8_t bytes[16 + UCM_FINGERPRINT_BYTES + BLOCK_FILE_SECRET_BYTES] = {0},
                                                digest[EVP_MAX_MD_SIZE];

@@ -31,8 +31,8 @@ struct block_file_id {
 /* The fingerprint that the files of an encrypted namespace have in their names, so that they are
  * never taken for plaintext ones. secret: 16 bytes, or NULL: there is none.
  * Returns 0 or -ENOMEM. */
-int block_file_sealed_fingerprint(const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-                                  const uint8_t *secret, uint8_t out[UCM_FINGERPRINT_BYTES]);
+int block_file_encrypted_fingerprint(const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+                                     const uint8_t *secret, uint8_t out[UCM_FINGERPRINT_BYTES]);
 
 /* The part's identity, whose first byte is its bucket, and its name. 0, or -EINVAL for an id that
  * no namespace has. */

@@ -15,7 +15,7 @@ static void ready_cb(void *ctx)
 {
     struct share *s = ctx;
 
-    share_sealed_go_on(s);
+    share_encrypted_go_on(s);
     share_removals_go_on(s);
     if (s->ready_cb)
         s->ready_cb(s->ready_ctx);
@@ -64,7 +64,7 @@ int share_new(const struct share_settings *settings, struct share **out)
     s->settings = *settings;
     list_init(&s->lookups);
     list_init(&s->purges);
-    list_init(&s->sealed);
+    list_init(&s->encrypted);
     if (getrandom(&s->hash_seed, sizeof(s->hash_seed), 0) != sizeof(s->hash_seed))
         s->hash_seed = uv_hrtime();
     err = share_removals_init(s, settings->n);
@@ -112,13 +112,14 @@ static void roots_take(const struct config *c, const struct config_root *roots,
 }
 
 int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct config *c,
-               struct seal *seal, struct metrics *metrics, struct share **out, struct ucm_error *e)
+               struct encryption *encryption, struct metrics *metrics, struct share **out,
+               struct ucm_error *e)
 {
     struct config_root roots[UCM_MAX_ROOTS];
     struct share_settings settings = {.loop = loop,
                                       .deadlines = deadlines,
                                       .metrics = metrics,
-                                      .seal = seal,
+                                      .encryption = encryption,
                                       .secrets = c->encryption_secrets,
                                       .secrets_ms = c->encryption_deadline_ms,
                                       .spread = c->share_spread,
@@ -159,7 +160,7 @@ void share_stop(struct share *s)
     s->stopped = true;
     share_purges_stop(s);
     share_removals_stop(s);
-    share_sealed_go_on(s);
+    share_encrypted_go_on(s);
     share_collectors_stop(s);
     for (uint32_t i = 0; i < s->n; i++)
         share_root_stop(s->roots[i]);
@@ -167,8 +168,8 @@ void share_stop(struct share *s)
 
 uint32_t share_busy(const struct share *s)
 {
-    uint32_t n = s->n_lookups + !list_empty(&s->purges) + s->sealing + !list_empty(&s->removals) +
-                 !list_empty(&s->unnamed) + share_collectors_busy(s);
+    uint32_t n = s->n_lookups + !list_empty(&s->purges) + s->encrypting +
+                 !list_empty(&s->removals) + !list_empty(&s->unnamed) + share_collectors_busy(s);
 
     for (uint32_t i = 0; i < s->n; i++)
         n += share_root_busy(s->roots[i]);

@@ -17,7 +17,7 @@
 #include "daemon/base/deadline.h"
 #include "daemon/base/fair.h"
 #include "daemon/base/list.h"
-#include "daemon/seal/seal.h"
+#include "daemon/encryption/encryption.h"
 #include "daemon/share/block_file.h"
 #include "proto/limits.h"
 #include "proto/metrics/metrics.h"
@@ -46,7 +46,8 @@ typedef bool (*share_quota_fn)(void *ctx, const char *tenant, uint64_t *guarante
  * health check of each is under way on return. 0, or -errno with *e saying what would be right.
  * Without roots *out is NULL. */
 int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct config *config,
-               struct seal *seal, struct metrics *metrics, struct share **out, struct ucm_error *e);
+               struct encryption *encryption, struct metrics *metrics, struct share **out,
+               struct ucm_error *e);
 /* Not while share_busy. Closes its handles on the event loop. NULL-safe. */
 void share_close(struct share *s);
 /* Quotas, which garbage collection keeps from its next pass on. */
@@ -72,14 +73,14 @@ struct share_io {
     struct fair_got got; /* out, with done_cb */
     /* in: of a read, the root that is asked first, or 0. out, with status 0: where the part is. */
     share_root_id root;
-    /* Encrypted, or not at all: `id` has the sealed fingerprint, `space` says whose keys. */
-    bool sealed;
-    struct seal_space space;
+    /* Encrypted, or not at all: `id` has the encrypted fingerprint, `space` says whose keys. */
+    bool encrypted;
+    struct encryption_space space;
     /* Runs by the deadline at the latest, or as soon as a copy that is under way then has ended.
      * Status:
      * - 0; a write of a part that exists already, too
      * - -ENOENT: a read; no root has the part, or what is there can't be trusted
-     * - -ENOKEY: it is sealed with a key that is not there; the file stays
+     * - -ENOKEY: it is encrypted with a key that is not there; the file stays
      * - -EBUSY: a read; the queue of a root that may have the part is full
      * - -ETIMEDOUT, -EIO, ...: what a root reported
      * A write that fails may leave the whole file all the same, never a part of it. */
@@ -116,7 +117,7 @@ struct share_lookup {
     const uint8_t *keys; /* n of key_bytes each */
     uint32_t n;          /* at most UCM_MAX_KEYS */
     uint32_t part;       /* the block's highest: written last, removed first */
-    /* Of the payload of a part up to that one, and of the seal where it has one. */
+    /* Of the payload of a part up to that one, and of the encryption header where it has one. */
     uint64_t (*bytes_of)(const struct share_lookup *p, uint32_t part);
     struct fair_who who;
     bool each;            /* every key by itself; otherwise the end of a chain is searched */
@@ -150,7 +151,7 @@ struct share_removal_way {
 struct share_removal {
     struct fair_who who;
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES]; /* the namespace's */
-    bool sealed;                                /* it is encrypted */
+    bool encrypted;                             /* it is encrypted */
     uint32_t key_bytes;
     uint32_t part;       /* the block's highest: removed first */
     bool alone;          /* no other part goes */
@@ -188,7 +189,7 @@ void share_remove(struct share *s, const struct block_file_id *id, const struct 
  * and a file that is being written has no namespace in its name yet. Memory of the caller. */
 struct share_purge {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
-    uint8_t sealed_fingerprint
+    uint8_t encrypted_fingerprint
         [UCM_FINGERPRINT_BYTES]; /* of its encrypted files; or once more the same */
     /* Runs once, at the latest when no root has made progress for 90 s. status: the first failure
      * of any root, or 0. files: how many were removed. */

@@ -20,7 +20,7 @@ struct share_settings {
     uv_loop_t *loop;
     struct deadlines *deadlines;
     struct metrics *metrics;
-    struct seal *seal;
+    struct encryption *encryption;
     const char *secrets; /* a directory, borrowed during share_new; NULL or "": none */
     uint64_t secrets_ms; /* that a call to it may take */
     const char *host;    /* borrowed during share_new */
@@ -59,11 +59,11 @@ struct share {
     void (*ready_cb)(void *ctx);
     void (*secrets_cb)(void *ctx);
     void *ready_ctx;
-    struct list sealed;      /* writes of share_io.c that are sealed and wait for a root */
-    uint32_t sealing;        /* parts that are being sealed, opened, or wait in `sealed` */
-    uint64_t sealed_bytes;   /* of memory that was sealed into */
-    struct secrets *secrets; /* NULL: keys here have none */
-    bool seal_full;          /* a write was refused for it */
+    struct list encrypted;    /* writes of share_io.c that are encrypted and wait for a root */
+    uint32_t encrypting;      /* parts that are being encrypted, opened, or wait in `encrypted` */
+    uint64_t encrypted_bytes; /* of memory that was encrypted into */
+    struct secrets *secrets;  /* NULL: keys here have none */
+    bool encryption_full;     /* a write was refused for it */
     struct share_noted noted[SHARE_NOTED];
     uint32_t noting; /* under way */
 };
@@ -123,28 +123,29 @@ share_roots_mask share_roots_up(const struct share *s);
 uint32_t share_write_roots(struct share *s, const struct block_file_id *id,
                            uint8_t out[UCM_MAX_ROOTS]);
 
-/* seal/share_seal.c */
+/* encryption/share_encryption.c */
 
-/* One part that is sealed or opened in a thread. Memory of the caller, embedded. */
-struct share_seal {
+/* One part that is encrypted or opened in a thread. Memory of the caller, embedded. */
+struct share_encryption {
     uv_work_t work;
     struct share *share;
     const struct share_io *io;
-    struct seal_key *key;
-    struct seal_space space; /* whose salt is `secret`, or none */
+    struct encryption_key *key;
+    struct encryption_space space; /* whose salt is `secret`, or none */
     uint8_t secret[SHARE_SECRET_BYTES];
-    void *cipher;  /* of a write: what goes to the root */
-    uint8_t *seal; /* the file's second header: BLOCK_FILE_SEAL_BYTES, of the operation */
+    void *cipher; /* of a write: what goes to the root */
+    /* the file's second header: BLOCK_FILE_ENCRYPTION_BYTES, of the operation */
+    uint8_t *encryption;
     int status;
-    void (*done_cb)(struct share_seal *x, int status);
+    void (*done_cb)(struct share_encryption *x, int status);
 };
 /* 0: done_cb will run, on the event loop. A write: -EAGAIN: too much waits, and ready_cb will say
  * when not; -ENOKEY. */
-int share_seal_begin(struct share_seal *x);
+int share_encryption_begin(struct share_encryption *x);
 /* Gives up its memory and key; of one of zeroes, too. */
-void share_seal_end(struct share_seal *x);
+void share_encryption_end(struct share_encryption *x);
 
-/* seal/share_secret.c */
+/* encryption/share_secret.c */
 
 /* Opens the directory of secrets, where the settings have one; changed_cb(s): a secret has come, or
  * another one. 0 or -ENOMEM. */
@@ -160,7 +161,7 @@ void share_tenant_note(struct share *s, const struct share_io *io);
 /* share_io.c */
 
 /* A root may take writes again, or the share stops. */
-void share_sealed_go_on(struct share *s);
+void share_encrypted_go_on(struct share *s);
 
 /* REMOVE or TOUCH in the background; nobody waits for it. 0 or -errno of the root. */
 int share_submit_background(struct share *s, uint32_t root, enum share_verb verb,

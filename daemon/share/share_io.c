@@ -17,10 +17,10 @@ struct part_io {
     uint8_t roots[UCM_MAX_ROOTS]; /* in the order in which they are asked */
     uint32_t n, at;
     uint64_t deadline_ms;
-    uint64_t removed;       /* share.removed when it began */
-    int status;             /* the worst so far */
-    struct share_seal seal; /* of io->sealed */
-    struct list link;       /* in share.sealed */
+    uint64_t removed;                   /* share.removed when it began */
+    int status;                         /* the worst so far */
+    struct share_encryption encryption; /* of io->encrypted */
+    struct list link;                   /* in share.encrypted */
 };
 
 /* ---- background operations ---- */
@@ -64,7 +64,8 @@ int share_submit_background(struct share *s, uint32_t root, enum share_verb verb
     return err;
 }
 
-/* What a file's length is without its first header, also of an operation that knows of no seal. */
+/* What a file's length is without its first header, also of an operation that knows of no
+ * encryption. */
 static uint64_t behind_header(const struct share_op *op)
 {
     return share_op_file_bytes(op) - BLOCK_FILE_HEADER_BYTES;
@@ -128,16 +129,16 @@ static int part_io_begin(struct part_io *m)
 static void part_io_free(struct part_io *m)
 {
     m->io->op = NULL;
-    share_seal_end(&m->seal);
+    share_encryption_end(&m->encryption);
     free(m);
 }
 
-/* Others were refused while sealed parts took all the memory there is for them. */
-static void sealed_ready(struct share *s)
+/* Others were refused while encrypted parts took all the memory there is for them. */
+static void encrypted_ready(struct share *s)
 {
-    bool full = s->seal_full;
+    bool full = s->encryption_full;
 
-    s->seal_full = false;
+    s->encryption_full = false;
     if (full && s->ready_cb)
         s->ready_cb(s->ready_ctx);
 }
@@ -150,7 +151,7 @@ static void part_io_end(struct part_io *m, int status)
     io->got = m->task.got;
     part_io_free(m);
     io->done_cb(io, status);
-    sealed_ready(s);
+    encrypted_ready(s);
 }
 
 static void read_answered(struct part_io *m, int status)
@@ -205,8 +206,8 @@ static void part_io_released_cb(struct share_task *t)
 
     if (m->io->write) {
         write_answered(m, t->status);
-    } else if (t->status == 0 && m->io->sealed) {
-        (void)share_seal_begin(&m->seal); /* of a read: it always begins */
+    } else if (t->status == 0 && m->io->encrypted) {
+        (void)share_encryption_begin(&m->encryption); /* of a read: it always begins */
     } else {
         read_answered(m, t->status);
     }
@@ -216,42 +217,42 @@ static void part_io_released_cb(struct share_task *t)
 
 /* A root's queue may be full: the part waits until one says that it is not, or its deadline has
  * passed. */
-static void sealed_write(struct part_io *m)
+static void encrypted_write(struct part_io *m)
 {
     int err = m->share->stopped ? -ECANCELED : part_io_begin(m);
 
     if (err == -EAGAIN) {
-        m->share->sealing++;
-        list_push_back(&m->share->sealed, &m->link);
+        m->share->encrypting++;
+        list_push_back(&m->share->encrypted, &m->link);
     } else if (err < 0) {
         part_io_end(m, err == -ENOENT ? -ETIMEDOUT : err);
     }
 }
 
-void share_sealed_go_on(struct share *s)
+void share_encrypted_go_on(struct share *s)
 {
     struct list waiting, *node;
 
     list_init(&waiting);
-    list_splice_front(&waiting, &s->sealed);
+    list_splice_front(&waiting, &s->encrypted);
     while ((node = list_pop_front(&waiting)) != NULL) {
-        s->sealing--;
-        sealed_write(LIST_ENTRY(node, struct part_io, link));
+        s->encrypting--;
+        encrypted_write(LIST_ENTRY(node, struct part_io, link));
     }
 }
 
-static void sealed_cb(struct share_seal *x, int status)
+static void encrypted_cb(struct share_encryption *x, int status)
 {
-    struct part_io *m = LIST_ENTRY(x, struct part_io, seal);
+    struct part_io *m = LIST_ENTRY(x, struct part_io, encryption);
 
     if (!m->io->write) {
-        share_seal_end(x);
+        share_encryption_end(x);
         read_answered(m, status);
     } else if (status < 0) {
         part_io_end(m, status);
     } else {
         m->task.op.data = x->cipher;
-        sealed_write(m);
+        encrypted_write(m);
     }
 }
 
@@ -278,7 +279,7 @@ static int refusal(const struct share_io *io, int err)
 }
 
 /* Of this moment: the part's name comes of it, too. */
-static int secret_take(struct share_seal *x)
+static int secret_take(struct share_encryption *x)
 {
     const uint8_t *secret;
     int rc = share_secret(x->share, x->io->space.fingerprint, &secret);
@@ -313,18 +314,19 @@ int share_submit(struct share *s, struct share_io *io)
                                    .id = io->id,
                                    .data = io->data,
                                    .bytes = io->bytes,
-                                   .sealed = io->sealed,
+                                   .encrypted = io->encrypted,
                                    .sync = io->write && s->settings.sync};
-    m->seal = (struct share_seal){.share = s,
+    m->encryption =
+        (struct share_encryption){.share = s,
                                   .io = io,
-                                  .seal = m->task.op.header + BLOCK_FILE_HEADER_BYTES,
-                                  .done_cb = sealed_cb};
-    err = io->sealed ? secret_take(&m->seal) : 0;
+                                  .encryption = m->task.op.header + BLOCK_FILE_HEADER_BYTES,
+                                  .done_cb = encrypted_cb};
+    err = io->encrypted ? secret_take(&m->encryption) : 0;
     if (err < 0) {
-        s->seal_full |= io->write && err == -EAGAIN;
-        s->settings.metrics->seal_key_missing += err != -EAGAIN;
-    } else if (io->write && io->sealed)
-        err = m->n > 0 ? share_seal_begin(&m->seal) : -EROFS;
+        s->encryption_full |= io->write && err == -EAGAIN;
+        s->settings.metrics->encryption_key_missing += err != -EAGAIN;
+    } else if (io->write && io->encrypted)
+        err = m->n > 0 ? share_encryption_begin(&m->encryption) : -EROFS;
     else
         err = part_io_begin(m);
     if (err < 0) {

@@ -62,7 +62,7 @@ void snapshot_checksum_put(uint8_t *part, uint64_t checksum)
 
 /* ---- the head ---- */
 
-void snapshot_seal(uint8_t *p, size_t n, const struct snapshot_head *h)
+void snapshot_complete(uint8_t *p, size_t n, const struct snapshot_head *h)
 {
     memset(p, 0, SNAPSHOT_HEAD_BYTES);
     memcpy(p, MAGIC, 8);

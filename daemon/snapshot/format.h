@@ -48,7 +48,7 @@ void snapshot_part_encode(uint8_t *p, const struct snapshot_part *in);
 void snapshot_part_decode(const uint8_t *p, struct snapshot_part *out);
 void snapshot_checksum_put(uint8_t *part, uint64_t checksum);
 /* The last step: p begins with SNAPSHOT_HEAD_BYTES for the head, then namespaces and parts. */
-void snapshot_seal(uint8_t *p, size_t n, const struct snapshot_head *h);
+void snapshot_complete(uint8_t *p, size_t n, const struct snapshot_head *h);
 
 /* Is this a snapshot that may be used for the arena `of`? 0, or -EBADMSG (damaged),
  * -EPROTONOSUPPORT (another format), -ESTALE (of another arena). *parts_at: where they begin. */

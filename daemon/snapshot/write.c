@@ -120,7 +120,7 @@ static void block_cb(void *ctx, block_ref ref, uint32_t uses)
             continue;
         }
         part.stored = p->nvme == PART_NVME_READY;
-        part.checksum = p->sealed ? 0 : p->checksum; /* 0: not known */
+        part.checksum = p->encrypted ? 0 : p->checksum; /* 0: not known */
         arena_slot_position(modules->arena, part_slot(p), &part.slab, &part.slot);
         if (span_kept(modules->cache, part_slot(p), ns_form(ns, part.part), &span) == 0)
             part_add(w, ns, &part, part.checksum ? NULL : span.origin);
@@ -231,7 +231,7 @@ void snapshot_finish(struct snapshot *s)
     int rc;
 
     snprintf(head.program, sizeof(head.program), "ucmd %s", UCM_VERSION);
-    snapshot_seal(w->snapshot, (size_t)(part_at(w, head.parts) - w->snapshot), &head);
+    snapshot_complete(w->snapshot, (size_t)(part_at(w, head.parts) - w->snapshot), &head);
     rc = persist_commit(s->persist);
     if (rc == 0)
         log_info(MODULE, "snapshot-written",

@@ -255,7 +255,7 @@ static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
     t->mover.percent = c->nvme_rewrite;
     t->quarantine_percent = c->nvme_quarantine;
     list_init(&t->summed);
-    list_init(&t->to_seal);
+    list_init(&t->to_encrypt);
     list_init(&t->read_pool);
     list_init(&t->write_pool);
     fair_queue_init(&t->ns_writer.queue, NVME_PAGE);
@@ -409,7 +409,7 @@ static int nvme_submit(struct tier *t, struct tier_io *io)
     if (io->op == TIER_SYNC)
         return nvme_sync_part(t, io);
     io->scratch[NVME_IO_SUMS] = NULL;
-    io->scratch[NVME_IO_SEALED] = NULL;
+    io->scratch[NVME_IO_ENCRYPTED] = NULL;
     return io->op == TIER_WRITE ? nvme_write(t, io) : nvme_read(t, io, false);
 }
 
@@ -444,8 +444,8 @@ static uint64_t nvme_sequence(struct tier *t, uint64_t loc)
     return segment_find(&t->segments, loc, 0, &s, &record) < 0 ? 0 : s->sequences[record];
 }
 
-static void nvme_sealed_by(const struct tier *t, const uint8_t *key_id, uint64_t *parts,
-                           uint64_t *bytes)
+static void nvme_encrypted_by(const struct tier *t, const uint8_t *key_id, uint64_t *parts,
+                              uint64_t *bytes)
 {
     const struct segment_keyed *k = &t->segments.keyed[key_id ? segment_tag(key_id) : 0];
 
@@ -481,7 +481,7 @@ const struct tier_ops tier_nvme = {
     .submit = nvme_submit,
     .forget = nvme_forget,
     .stats = nvme_stats,
-    .sealed = nvme_sealed_by,
+    .encrypted = nvme_encrypted_by,
     .sequence = nvme_sequence,
     .ns_record = nvme_ns_write,
     .sync = nvme_sync,

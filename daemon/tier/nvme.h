@@ -1,5 +1,6 @@
 /* Inside of the NVMe tier: what its files share. Nobody else includes it, but what features add:
- * daemon/seal/nvme_seal.c, daemon/block_pool/nvme_layers.c, daemon/scrub and daemon/checkpoint.
+ * daemon/encryption/nvme_encryption.c, daemon/block_pool/nvme_layers.c, daemon/scrub and
+ * daemon/checkpoint.
  *
  * A read:  submit -> its file's queue -> engine -> checksum -> done
  * A write: submit -> checksum -> summed -> a record; with its neighbours one engine operation ->
@@ -115,9 +116,9 @@ enum {
     NVME_IO_SUMS,     /* of a write, or a read that is to be moved: checksums of layers, or NULL */
     NVME_IO_TO_BEGIN, /* TIER_READ_LAYERS: engine operations */
     NVME_IO_TO_END,
-    NVME_IO_KNOWN,  /* TIER_READ_LAYERS: the header is not read */
-    NVME_IO_STATUS, /* TIER_READ_LAYERS: 0, or errno of one that failed */
-    NVME_IO_SEALED  /* of an encrypted record: struct nvme_sealed; else NULL */
+    NVME_IO_KNOWN,    /* TIER_READ_LAYERS: the header is not read */
+    NVME_IO_STATUS,   /* TIER_READ_LAYERS: 0, or errno of one that failed */
+    NVME_IO_ENCRYPTED /* of an encrypted record: struct nvme_encrypted; else NULL */
 };
 
 /* One engine operation; in a pool of free ones otherwise. */
@@ -307,8 +308,8 @@ struct tier {
     struct nvme_checkpoint checkpoint;
     uint64_t checkpoint_mark, checkpoint_size; /* of the last whole one */
     uv_timer_t checkpoint_timer;
-    struct list to_seal;      /* writes that wait for memory to be sealed into */
-    uint64_t sealed_bytes;    /* of such memory in use */
+    struct list to_encrypt;   /* writes that wait for memory to be encrypted into */
+    uint64_t encrypted_bytes; /* of such memory in use */
     uint64_t tell_no_keys_ms; /* when the log may say so again */
     bool stalled;             /* no space until a write has ended */
     unsigned checks;          /* under way */
@@ -326,7 +327,7 @@ static inline bool nvme_recovering(const struct tier *t)
 /* Of the segments that were adopted, those that this run has not opened itself. */
 static inline bool nvme_to_recover(const struct tier *t, const struct segment *s)
 {
-    return s->state == SEGMENT_SEALED && s->sequence < t->recovery.before;
+    return s->state == SEGMENT_CLOSED && s->sequence < t->recovery.before;
 }
 
 /* The files from the lowest to the highest: each calls those above it here, and no other.
@@ -391,40 +392,40 @@ bool nvme_describe(const struct tier *t, const struct segment *s, uint32_t recor
 /* As tier_ops has it. */
 void nvme_forget(struct tier *t, const struct tier_place *place, uint64_t bytes);
 
-/* ---- daemon/seal/nvme_seal.c: on the event loop, except nvme_sealed_sum ---- */
+/* ---- daemon/encryption/nvme_encryption.c: on the event loop, except nvme_encrypted_sum ---- */
 
 /* Does the namespace's tenant have keys? */
-bool nvme_seal_wanted(const struct tier *t, const uint8_t *fingerprint);
+bool nvme_encryption_wanted(const struct tier *t, const uint8_t *fingerprint);
 /* Has it no key yet, because that is being read? */
 bool nvme_key_awaited(const struct tier *t, const uint8_t *fingerprint);
 /* May a record of it in the clear be taken over? */
 bool nvme_plaintext_allowed(const struct tier *t, const struct nvme_ns_record *r);
 /* The io's record is encrypted, and one of the two begin succeeded. */
-bool nvme_sealed(const struct tier_io *io);
+bool nvme_encrypted(const struct tier_io *io);
 /* 0, -ENOKEY, -ENOMEM. The io has its sequence. */
-int nvme_sealed_write_begin(struct tier *t, struct tier_io *io);
+int nvme_encrypted_write_begin(struct tier *t, struct tier_io *io);
 /* The write, which has begun, goes to the pool, now or when there is memory. */
-void nvme_sealed_push(struct tier *t, struct tier_io *io);
+void nvme_encrypted_push(struct tier *t, struct tier_io *io);
 /* There may be. */
-void nvme_sealed_pump(struct tier *t);
+void nvme_encrypted_pump(struct tier *t);
 /* 0 or -EAGAIN. */
-int nvme_sealed_read_begin(struct tier_io *io);
-/* For the pool, in place of nvme_sum: seals or opens. */
-uint64_t nvme_sealed_sum(const struct tier_io *io);
-/* 0, or why sealing failed. */
-int nvme_sealed_status(const struct tier_io *io);
+int nvme_encrypted_read_begin(struct tier_io *io);
+/* For the pool, in place of nvme_sum: encrypts or opens. */
+uint64_t nvme_encrypted_sum(const struct tier_io *io);
+/* 0, or why encrypting failed. */
+int nvme_encrypted_status(const struct tier_io *io);
 /* What a write brings to storage. */
-void *nvme_sealed_data(const struct tier_io *io);
+void *nvme_encrypted_data(const struct tier_io *io);
 /* The record has its place: makes the page, and sets io->place. */
-void nvme_sealed_header(struct tier_io *io, struct nvme_record_header *placed,
-                        uint8_t page[NVME_PAGE]);
+void nvme_encrypted_header(struct tier_io *io, struct nvme_record_header *placed,
+                           uint8_t page[NVME_PAGE]);
 /* Where a read of the whole record goes, from its header on. */
-unsigned nvme_sealed_read_next(const struct tier_io *io, struct iovec to[2]);
+unsigned nvme_encrypted_read_next(const struct tier_io *io, struct iovec to[2]);
 /* The page is there: 0; -EBADMSG: it is not the record's; -ESTALE: its namespace was purged;
  * -ENOKEY: the record stays, without its owner. */
-int nvme_sealed_arrived(struct tier *t, struct tier_io *io);
+int nvme_encrypted_arrived(struct tier *t, struct tier_io *io);
 /* NULL-safe: of an io without one. */
-void nvme_sealed_drop(struct tier *t, struct tier_io *io);
+void nvme_encrypted_drop(struct tier *t, struct tier_io *io);
 
 /* ---- daemon/block_pool/nvme_layers.c ---- */
 
@@ -491,7 +492,7 @@ void nvme_write_finish(struct nvme_op *op, int status);
 int nvme_read(struct tier *t, struct tier_io *io, bool idle);
 int nvme_write(struct tier *t, struct tier_io *io);
 /* Writes a part that the mover has read: it keeps its sequence, and its checksum where it is not
- * sealed. The caller pumps the writes. 0, or what nvme_sealed_write_begin says. */
+ * encrypted. The caller pumps the writes. 0, or what nvme_encrypted_write_begin says. */
 int nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence);
 /* Begins writes that are summed, as far as the files and this iteration of the event loop allow. */
 void nvme_pump_writes(struct tier *t);

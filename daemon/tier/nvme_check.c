@@ -77,8 +77,8 @@ static bool record_header_right(const struct check *c)
         nvme_record_header_decode(found, &h) < 0 || h.payload_bytes != header.payload_bytes)
         return false;
     /* The read that has just ended has opened it: this is the same page, as its tag says. */
-    if (header.sealed)
-        return h.sealed && h.checksum == header.checksum;
+    if (header.encrypted)
+        return h.encrypted && h.checksum == header.checksum;
     for (uint32_t i = 0; h.layer_bytes > 0 && i < h.payload_bytes / h.layer_bytes; i++)
         sums[i] = nvme_layer_sum(found, i);
     header.layer_bytes = h.layer_bytes;
@@ -98,7 +98,7 @@ static void headers_run(struct nvme_job *job)
         return;
     if (record_header_right(c))
         return;
-    if (c->record_header.sealed) { /* what it held is not known: it can't be made again */
+    if (c->record_header.encrypted) { /* what it held is not known: it can't be made again */
         c->bad[OF_RECORD] = true;
         c->status = -EIO;
         return;

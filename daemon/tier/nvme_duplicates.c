@@ -36,7 +36,7 @@ static bool record_offer(struct tier *t, struct segment *s, uint32_t record,
         .sequence = h->sequence,
         .place = {.loc = segment_loc(&t->segments, s, record),
                   .checksum = h->checksum,
-                  .sealed = h->sealed},
+                  .encrypted = h->encrypted},
         .duplicate = other,
     };
     uint64_t owner = 0;
@@ -44,7 +44,7 @@ static bool record_offer(struct tier *t, struct segment *s, uint32_t record,
     *other = (struct tier_duplicate){.owner = 0};
     KILL_POINT("recover-record");
     s->unknown |= !known && t->ns_records.unread;
-    if (known && !h->sealed && !nvme_plaintext_allowed(t, known)) {
+    if (known && !h->encrypted && !nvme_plaintext_allowed(t, known)) {
         t->recovery.plaintext++;
     } else if (known && h->sequence >= known->from_sequence) {
         memcpy(name.fingerprint, h->fingerprint, sizeof(name.fingerprint));
@@ -56,7 +56,7 @@ static bool record_offer(struct tier *t, struct segment *s, uint32_t record,
     }
     if (owner == 0)
         return false;
-    segment_tag_set(s, record, h->sealed ? segment_tag(h->key_id) : 0);
+    segment_tag_set(s, record, h->encrypted ? segment_tag(h->key_id) : 0);
     segment_restore(&t->segments, s, record, owner, h->sequence);
     t->metrics->nvme_recovered_parts++;
     t->metrics->nvme_bytes_used = t->segments.used_bytes;

@@ -62,10 +62,10 @@ int nvme_read(struct tier *t, struct tier_io *io, bool idle)
         return -ENODATA;
     if (t->reads_queued >= NVME_READS_QUEUED_MAX)
         return -EAGAIN;
-    io->scratch[NVME_IO_SEALED] = NULL;
-    if (io->place.sealed && !io->check && nvme_key_awaited(t, io->name.fingerprint))
+    io->scratch[NVME_IO_ENCRYPTED] = NULL;
+    if (io->place.encrypted && !io->check && nvme_key_awaited(t, io->name.fingerprint))
         return -EINPROGRESS;
-    if (io->place.sealed && nvme_sealed_read_begin(io) < 0)
+    if (io->place.encrypted && nvme_encrypted_read_begin(io) < 0)
         return -EAGAIN;
     segment_read_begin(s);
     io_record_set(io, s, record);
@@ -104,8 +104,8 @@ static bool read_next(struct tier_io *io, struct iovec *to, unsigned *n, uint64_
     *n = 1;
     if (io->op == TIER_READ_LAYERS)
         return nvme_layers_next(io, to, from);
-    if (nvme_sealed(io)) {
-        *n = nvme_sealed_read_next(io, to);
+    if (nvme_encrypted(io)) {
+        *n = nvme_encrypted_read_next(io, to);
         *from = 0;
         return true;
     }
@@ -142,24 +142,24 @@ static void pump_reads(struct tier *t, struct nvme_device *d)
 
 static void read_failed(struct tier *t, struct tier_io *io, int status)
 {
-    nvme_sealed_drop(t, io);
+    nvme_encrypted_drop(t, io);
     segment_read_end(&t->segments, io_segment(io));
     io->done_cb(io, status);
 }
 
 static void read_arrived(struct tier *t, struct tier_io *io, int status)
 {
-    bool sealed = nvme_sealed(io);
+    bool encrypted = nvme_encrypted(io);
     uint64_t sum;
 
-    if (status == 0 && sealed)
-        status = nvme_sealed_arrived(t, io);
-    if (status == -EBADMSG && sealed && io->op == TIER_READ) {
+    if (status == 0 && encrypted)
+        status = nvme_encrypted_arrived(t, io);
+    if (status == -EBADMSG && encrypted && io->op == TIER_READ) {
         sum = ~io->place.checksum;
         reads_end(t, &io, &sum, 1);
     } else if (status < 0) {
         read_failed(t, io, status);
-    } else if (!sealed && nvme_sum_bytes(io) <= CHECKSUM_SMALL) {
+    } else if (!encrypted && nvme_sum_bytes(io) <= CHECKSUM_SMALL) {
         sum = nvme_sum(io);
         reads_end(t, &io, &sum, 1);
     } else {
@@ -225,19 +225,19 @@ int nvme_write(struct tier *t, struct tier_io *io)
     /* Numbered now and not when it is written: a purge knows by it what came before. */
     io->scratch[NVME_IO_SEQUENCE] = (void *)(uintptr_t)t->record_sequence++;
     io->scratch[NVME_IO_MOVED] = NULL;
-    rc = io->seal ? nvme_sealed_write_begin(t, io) : 0;
+    rc = io->encryption ? nvme_encrypted_write_begin(t, io) : 0;
     if (rc < 0)
         return rc;
     t->backlog_bytes += bytes;
     t->writes_queued++;
-    if (!io->seal)
+    if (!io->encryption)
         nvme_sums_reserve(io);
-    if (io->bytes <= CHECKSUM_SMALL && !io->seal) {
+    if (io->bytes <= CHECKSUM_SMALL && !io->encryption) {
         io->place.checksum = nvme_sum(io);
         list_push_back(&t->summed, &io->link);
         nvme_iteration_want(t, 0);
-    } else if (io->seal) {
-        nvme_sealed_push(t, io);
+    } else if (io->encryption) {
+        nvme_encrypted_push(t, io);
     } else {
         checksum_push(&t->checksums, io, false);
         nvme_iteration_want(t, NVME_TURN_GATHERED);
@@ -251,13 +251,13 @@ int nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence)
 
     io->scratch[NVME_IO_SEQUENCE] = (void *)(uintptr_t)sequence;
     io->scratch[NVME_IO_MOVED] = io;
-    rc = io->seal ? nvme_sealed_write_begin(t, io) : 0;
+    rc = io->encryption ? nvme_encrypted_write_begin(t, io) : 0;
     if (rc < 0)
         return rc;
     /* Not counted in the backlog: a caller that waits for that sees its own writes end only. */
     t->writes_queued++;
-    io->place.sealed = io->seal;
-    if (io->seal)
+    io->place.encrypted = io->encryption;
+    if (io->encryption)
         checksum_push(&t->checksums, io, true); /* again, and with the current key */
     else
         list_push_front(&t->summed,
@@ -272,20 +272,20 @@ static void summed_fail(struct tier *t, struct tier_io *io, int status)
     t->backlog_bytes -= io_moved(io) ? 0 : nvme_padded(io->bytes);
     t->metrics->nvme_write_dropped += !io_moved(io);
     nvme_sums_drop(io);
-    nvme_sealed_drop(t, io);
+    nvme_encrypted_drop(t, io);
     io->done_cb(io, status);
 }
 
 static void write_take(struct tier *t, struct tier_io *io, uint64_t sum)
 {
-    if (!nvme_sealed(io))
+    if (!nvme_encrypted(io))
         io->place.checksum = sum;
     if (io_moved(io))
         list_push_front(&t->summed, &io->link);
     else
         list_push_back(&t->summed, &io->link);
-    if (nvme_sealed_status(io) < 0)
-        summed_fail(t, io, nvme_sealed_status(io));
+    if (nvme_encrypted_status(io) < 0)
+        summed_fail(t, io, nvme_encrypted_status(io));
 }
 
 static void reads_end(struct tier *t, struct tier_io **ios, const uint64_t *sums, unsigned n)
@@ -294,7 +294,7 @@ static void reads_end(struct tier *t, struct tier_io **ios, const uint64_t *sums
         int status = ios[i]->op == TIER_READ_LAYERS ? nvme_layers_verify(t, ios[i], sums[i])
                                                     : read_verify(t, ios[i], sums[i]);
 
-        nvme_sealed_drop(t, ios[i]);
+        nvme_encrypted_drop(t, ios[i]);
         segment_read_end(&t->segments, io_segment(ios[i]));
         ios[i]->done_cb(ios[i], status);
     }
@@ -410,15 +410,15 @@ static void merge_add(struct nvme_op *op, uint32_t record)
     nvme_record_header_of(t, op->segment, record, &d, &header);
     header.layer_sums = io->scratch[NVME_IO_SUMS];
     header.layer_bytes = header.layer_sums ? io->layer_bytes : 0;
-    if (nvme_sealed(io))
-        nvme_sealed_header(io, &header, page);
+    if (nvme_encrypted(io))
+        nvme_encrypted_header(io, &header, page);
     else
         nvme_record_header_encode(&header, page);
-    segment_tag_set(op->segment, record, nvme_sealed(io) ? segment_tag(header.key_id) : 0);
+    segment_tag_set(op->segment, record, nvme_encrypted(io) ? segment_tag(header.key_id) : 0);
     nvme_sums_drop(io);
     op->e.iov[op->e.iovs++] = (struct iovec){.iov_base = page, .iov_len = NVME_PAGE};
     op->e.iov[op->e.iovs++] =
-        (struct iovec){.iov_base = nvme_sealed_data(io), .iov_len = nvme_padded(io->bytes)};
+        (struct iovec){.iov_base = nvme_encrypted_data(io), .iov_len = nvme_padded(io->bytes)};
     io_record_set(io, op->segment, record);
     op->ios[op->n++] = io;
     t->writes_queued--;
@@ -499,7 +499,7 @@ static void pump_summed(struct tier *t)
 void nvme_pump_writes(struct tier *t)
 {
     pump_summed(t);
-    nvme_sealed_pump(t);
+    nvme_encrypted_pump(t);
 }
 
 static void write_settle(struct tier *t, const struct nvme_op *op, struct tier_io *io, bool ok)
@@ -535,9 +535,9 @@ void nvme_write_finish(struct nvme_op *op, int status)
     }
     for (unsigned i = 0; i < n; i++) {
         ios[i] = op->ios[i];
-        statuses[i] = status < 0 ? status : nvme_sealed_status(ios[i]);
+        statuses[i] = status < 0 ? status : nvme_encrypted_status(ios[i]);
         write_settle(t, op, ios[i], statuses[i] == 0);
-        nvme_sealed_drop(t, ios[i]);
+        nvme_encrypted_drop(t, ios[i]);
     }
     if (op->record == 0) {
         if (op->segment->header == SEGMENT_HEADER_NOT_YET) /* else a sync failed meanwhile */

@@ -1,6 +1,6 @@
 /* Parts that were read since they were written, and those that are guaranteed to stay, are moved
  * before their segment is reused, so that the log does not drop them with their neighbours. Of a
- * segment that is at most half live all parts are: a start seals the segments that were being
+ * segment that is at most half live all parts are: a start closes the segments that were being
  * filled, so that few parts, and the newest, would hold many of them.
  *
  * When few segments are free, one is emptied ahead of need: a sparse one if there is any, else the
@@ -129,8 +129,8 @@ static int move_start(struct nvme_mover *m, uint32_t record)
         .name = d.name,
         .place = {.loc = segment_loc(&t->segments, m->segment, record),
                   .checksum = d.checksum,
-                  .sealed = d.sealed},
-        .seal = nvme_seal_wanted(t, d.name.fingerprint),
+                  .encrypted = d.encrypted},
+        .encryption = nvme_encryption_wanted(t, d.name.fingerprint),
         .done_cb = read_cb,
     };
     v->io.name.owner = owner;

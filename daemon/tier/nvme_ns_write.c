@@ -3,7 +3,7 @@
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"
-#include "daemon/seal/seal.h"
+#include "daemon/encryption/encryption.h"
 
 #include <assert.h>
 #include <string.h>
@@ -82,8 +82,8 @@ static int secret_choose(struct tier *t, const struct tier_ns_record *asked,
         return 0;
     }
     memset(secret, 0, NVME_SECRET_BYTES);
-    return seal_wanted_by(t->callbacks.seal, asked->identity, asked->identity_bytes)
-               ? seal_random(secret, NVME_SECRET_BYTES)
+    return encryption_wanted_by(t->callbacks.encryption, asked->identity, asked->identity_bytes)
+               ? encryption_random(secret, NVME_SECRET_BYTES)
                : 0;
 }
 
@@ -192,9 +192,9 @@ static void secrets_add(struct tier *t)
         int rc;
 
         if (nvme_ns_has_secret(&r) ||
-            !seal_wanted_by(t->callbacks.seal, r.identity, r.identity_bytes))
+            !encryption_wanted_by(t->callbacks.encryption, r.identity, r.identity_bytes))
             continue;
-        rc = seal_random(r.secret, sizeof(r.secret));
+        rc = encryption_random(r.secret, sizeof(r.secret));
         if (rc == 0)
             rc = ns_records_write(&t->ns_records, &one, 1, &any);
         if (rc == 0)
@@ -229,7 +229,7 @@ int nvme_ns_records_open(struct tier *t)
     rc = ns_records_open(&t->ns_records, directories, t->files);
     if (rc == 0 && t->ns_records.unsynced)
         t->ns_records.unsynced = !ns_records_renew(t);
-    if (rc == 0 && t->callbacks.seal)
+    if (rc == 0 && t->callbacks.encryption)
         secrets_add(t);
     t->metrics->nvme_damaged_pages += t->ns_records.damaged;
     return rc;

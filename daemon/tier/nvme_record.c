@@ -15,7 +15,7 @@ void nvme_record_header_of(const struct tier *t, const struct segment *s, uint32
         .generation = s->sequence,
         .sequence = s->sequences[record],
         .checksum = d->checksum,
-        .sealed = d->sealed,
+        .encrypted = d->encrypted,
     };
     memcpy(out->uuid, t->devices[s->file].file.uuid, sizeof(out->uuid));
     memcpy(out->fingerprint, d->name.fingerprint, sizeof(out->fingerprint));
@@ -30,7 +30,7 @@ bool nvme_record_is(const struct tier *t, const struct tier_io *io,
     const struct segment *s = io->scratch[NVME_IO_SEGMENT];
     uint32_t record = (uint32_t)(uintptr_t)io->scratch[NVME_IO_RECORD];
 
-    return h->sealed == io->place.sealed &&
+    return h->encrypted == io->place.encrypted &&
            nvme_record_belongs(h, t->devices[s->file].file.uuid, s->number, record, s->sequence) &&
            h->checksum == io->place.checksum && h->payload_bytes == io->bytes &&
            h->part == io->name.part && h->sequence == s->sequences[record] &&

@@ -1,5 +1,5 @@
-/* A record's checksum, or what stands for it where it is sealed, or where some of its layers were
- * read. */
+/* A record's checksum, or what stands for it where it is encrypted, or where some of its layers
+ * were read. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/format/checksum.h"
@@ -28,8 +28,8 @@ uint64_t nvme_sum_bytes(const struct tier_io *io)
 
 uint64_t nvme_sum(const struct tier_io *io)
 {
-    if (nvme_sealed(io))
-        return nvme_sealed_sum(io);
+    if (nvme_encrypted(io))
+        return nvme_encrypted_sum(io);
     if (io->op == TIER_READ_LAYERS)
         return nvme_layers_wrong(io);
     if (io->scratch[NVME_IO_SUMS])

@@ -66,7 +66,7 @@ int segment_table_init(struct segment_table *t, uint64_t segment_bytes, uint64_t
         return -ENOMEM;
     }
     for (unsigned i = 0; i < SEGMENT_RANKS; i++)
-        list_init(&t->sealed[i]);
+        list_init(&t->closed[i]);
     for (uint32_t i = 0; i < files; i++) {
         int rc = file_init(t, i, counts[i]);
 
@@ -101,14 +101,14 @@ bool segment_writable(const struct segment_table *t)
     return false;
 }
 
-/* ---- a segment is free, open, sealed, free again ---- */
+/* ---- a segment is free, open, closed, free again ---- */
 
 static uint8_t segment_rank(const struct segment *s)
 {
     return (uint8_t)((uint64_t)s->live * SEGMENT_RANKS / (s->records + 1));
 }
 
-/* Reclaim looks at t->sealed only: a withheld segment is in no list, nor is a sealed one of a file
+/* Reclaim looks at t->closed only: a withheld segment is in no list, nor is a closed one of a file
  * that takes no writes. */
 void segment_list(struct segment_table *t, struct segment *s)
 {
@@ -122,7 +122,7 @@ void segment_list(struct segment_table *t, struct segment *s)
     else if (s->state == SEGMENT_OPEN)
         list_push_back(&f->open, &s->link);
     else if (f->writable)
-        list_push_back(&t->sealed[s->rank], &s->link);
+        list_push_back(&t->closed[s->rank], &s->link);
 }
 
 static void segment_change(struct segment_table *t, struct segment *s, enum segment_state state,
@@ -140,10 +140,10 @@ static void segment_change(struct segment_table *t, struct segment *s, enum segm
     segment_list(t, s);
 }
 
-/* A sealed segment takes the list of its rank, or is free at once when nothing in it counts. */
+/* A closed segment takes the list of its rank, or is free at once when nothing in it counts. */
 static void segment_settle(struct segment_table *t, struct segment *s)
 {
-    if (s->state != SEGMENT_SEALED)
+    if (s->state != SEGMENT_CLOSED)
         return;
     if (s->live == 0 && s->reads == 0 && s->writes == 0) {
         free(s->owners);
@@ -152,15 +152,15 @@ static void segment_settle(struct segment_table *t, struct segment *s)
         s->tags = NULL;
         segment_change(t, s, SEGMENT_FREE, s->withheld);
     } else if (segment_rank(s) != s->rank) {
-        segment_change(t, s, SEGMENT_SEALED, s->withheld);
+        segment_change(t, s, SEGMENT_CLOSED, s->withheld);
     }
 }
 
-static void segment_seal(struct segment_table *t, struct segment *s)
+static void segment_finish(struct segment_table *t, struct segment *s)
 {
     if (s->state != SEGMENT_OPEN)
         return;
-    segment_change(t, s, SEGMENT_SEALED, s->withheld);
+    segment_change(t, s, SEGMENT_CLOSED, s->withheld);
     segment_settle(t, s);
 }
 
@@ -209,7 +209,7 @@ static int segment_open(struct segment_table *t, uint32_t file, uint64_t stride,
     if (!owners)
         return -ENOMEM;
     if (f->open_count >= segment_open_max(f))
-        segment_seal(t, LIST_ENTRY(f->open.next, struct segment, link));
+        segment_finish(t, LIST_ENTRY(f->open.next, struct segment, link));
     s = LIST_ENTRY(f->free.next, struct segment, link);
     segment_begin(s, owners, t->sequence++, stride, records);
     segment_change(t, s, SEGMENT_OPEN, false);
@@ -218,7 +218,7 @@ static int segment_open(struct segment_table *t, uint32_t file, uint64_t stride,
 }
 
 /* The open segment that a record of `stride` should lie in; NULL: one should be opened. When no
- * more may be open, the next longer stride is better than sealing a segment that has just been
+ * more may be open, the next longer stride is better than closing a segment that has just been
  * begun. */
 static struct segment *segment_fit(const struct segment_file *f, uint64_t stride)
 {
@@ -237,23 +237,23 @@ static struct segment *segment_fit(const struct segment_file *f, uint64_t stride
     return may_open ? NULL : best;
 }
 
-static void open_seal(struct segment_table *t, struct segment_file *f)
+static void open_finish(struct segment_table *t, struct segment_file *f)
 {
     while (!list_empty(&f->open))
-        segment_seal(t, LIST_ENTRY(f->open.next, struct segment, link));
+        segment_finish(t, LIST_ENTRY(f->open.next, struct segment, link));
 }
 
 static void file_writable(struct segment_table *t, struct segment_file *f, bool writable)
 {
     f->writable = writable;
     for (uint32_t i = 0; i < f->count; i++)
-        if (f->segments[i].state == SEGMENT_SEALED)
+        if (f->segments[i].state == SEGMENT_CLOSED)
             segment_list(t, &f->segments[i]);
 }
 
 void segment_file_stop(struct segment_table *t, uint32_t file)
 {
-    open_seal(t, &t->file[file]);
+    open_finish(t, &t->file[file]);
     file_writable(t, &t->file[file], false);
 }
 
@@ -266,14 +266,14 @@ void segment_file_distrust(struct segment_table *t, uint32_t file)
 {
     struct segment_file *f = &t->file[file];
 
-    open_seal(t, f);
+    open_finish(t, f);
     for (uint32_t i = 0; i < f->count; i++)
         f->segments[i].header = SEGMENT_HEADER_FAILED; /* a free one gets a new header */
 }
 
 static void withhold(struct segment_table *t, struct segment *s)
 {
-    segment_change(t, s, s->state == SEGMENT_OPEN ? SEGMENT_SEALED : s->state, true);
+    segment_change(t, s, s->state == SEGMENT_OPEN ? SEGMENT_CLOSED : s->state, true);
     segment_settle(t, s);
 }
 
@@ -360,7 +360,7 @@ int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint6
     s->next = s->records;
     s->reads = 1;
     s->header = SEGMENT_HEADER_WRITTEN;
-    segment_change(t, s, SEGMENT_SEALED, s->withheld);
+    segment_change(t, s, SEGMENT_CLOSED, s->withheld);
     *out = s;
     return 0;
 }
@@ -401,11 +401,11 @@ void segment_restored(struct segment_table *t)
         struct list *node;
 
         n = 0;
-        while ((node = list_pop_front(&t->sealed[rank])) != NULL)
+        while ((node = list_pop_front(&t->closed[rank])) != NULL)
             all[n++] = LIST_ENTRY(node, struct segment, link);
         qsort(all, n, sizeof(struct segment *), newest_compare);
         for (size_t i = 0; i < n; i++)
-            list_push_back(&t->sealed[rank], &all[i]->link);
+            list_push_back(&t->closed[rank], &all[i]->link);
     }
     free(all);
 }
@@ -435,7 +435,7 @@ int segment_reserve(struct segment_table *t, uint32_t file, uint64_t stride, uin
     s->writes++;
     *out = s;
     if (s->next == s->records)
-        segment_seal(t, s);
+        segment_finish(t, s);
     else
         segment_list(t, s);
     return 0;
@@ -454,7 +454,7 @@ void segment_written(struct segment_table *t, struct segment *s, uint32_t record
     if (ok)
         record_live(t, s, record);
     else
-        segment_seal(t, s);
+        segment_finish(t, s);
     segment_settle(t, s);
 }
 

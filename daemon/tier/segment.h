@@ -1,6 +1,6 @@
 /* Which record of which segment of which file is free, in use, or reclaimable. RAM only, no I/O.
  *
- * A segment is FREE, then OPEN for records of one stride, then SEALED, and FREE again when its last
+ * A segment is FREE, then OPEN for records of one stride, then CLOSED, and FREE again when its last
  * live record is gone. A withheld one is not FREE for anybody. Every file has its own open segment
  * for each stride that is being written, so that writes, and later the reads of what was written
  * together, spread over the devices.
@@ -17,13 +17,13 @@
 #include "daemon/format/nvme_format.h"
 #include "daemon/tier/tier.h"
 
-enum segment_state { SEGMENT_FREE, SEGMENT_OPEN, SEGMENT_SEALED };
+enum segment_state { SEGMENT_FREE, SEGMENT_OPEN, SEGMENT_CLOSED };
 /* On disk, a segment's records count only together with its header. */
 enum segment_header { SEGMENT_HEADER_NOT_YET, SEGMENT_HEADER_WRITTEN, SEGMENT_HEADER_FAILED };
 enum record_state { RECORD_EMPTY, RECORD_WRITING, RECORD_LIVE, RECORD_DEAD };
 
 struct segment {
-    struct list link;  /* in the file's free or open list, in a list of sealed ones, or in none */
+    struct list link;  /* in the file's free or open list, in a list of closed ones, or in none */
     uint64_t sequence; /* of its present opening */
     /* Records of them, then as many of the next three; none while FREE. 0: a record that nobody
      * can read now, kept until the segment is reclaimed */
@@ -32,7 +32,7 @@ struct segment {
     uint64_t newest;     /* and of the last one that it got */
     uint8_t *states;
     uint8_t *used;         /* 1: read since it was written, and not only checked */
-    uint16_t *tags;        /* of the keys that sealed them; 0: in the clear */
+    uint16_t *tags;        /* of the keys that encrypted them; 0: in the clear */
     uint32_t file, number; /* number: in its file */
     uint32_t stride_pages, records, next, live;
     uint32_t reads, writes; /* under way */
@@ -41,7 +41,7 @@ struct segment {
     uint32_t seen_to;       /* recovery: behind the last record that this opening wrote */
     bool unknown;           /* it may hold more than is known: no checkpoint covers it */
     uint8_t header;         /* enum segment_header */
-    uint8_t state, rank;    /* rank: which list of sealed ones */
+    uint8_t state, rank;    /* rank: which list of closed ones */
     bool withheld;          /* neither opened nor reclaimed */
     bool quarantined;       /* withheld, by this start and by later ones */
     bool leaving;           /* segment_take has dropped some of it, and held it as if read */
@@ -55,7 +55,7 @@ struct segment_file {
     uint32_t quarantined;   /* segments in quarantine */
 };
 
-/* Live records that one key has sealed, or one of the few whose ids have the same tag. */
+/* Live records that one key has encrypted, or one of the few whose ids have the same tag. */
 struct segment_keyed {
     uint64_t records, bytes;
 };
@@ -69,16 +69,16 @@ static inline uint16_t segment_tag(const uint8_t key_id[8])
     return tag ? tag : 1;
 }
 
-#define SEGMENT_RANKS 4 /* sealed segments, by how much of them is live; the oldest first */
+#define SEGMENT_RANKS 4 /* closed segments, by how much of them is live; the oldest first */
 
 struct segment_table {
     uint64_t segment_bytes, sequence; /* sequence: of the next opening */
     uint64_t capacity_bytes, used_bytes;
     uint32_t files;
     struct segment_file *file;
-    struct list sealed[SEGMENT_RANKS];
+    struct list closed[SEGMENT_RANKS];
     struct segment *leaving;     /* that segment_reclaim has begun with, or NULL */
-    struct segment_keyed *keyed; /* by tag; [0]: all that are sealed */
+    struct segment_keyed *keyed; /* by tag; [0]: all that are encrypted */
 };
 
 /* counts: segments of each file, 0 for one that can't be used. 0 or -ENOMEM. */
@@ -109,12 +109,12 @@ int segment_reserve(struct segment_table *t, uint32_t file, uint64_t stride, uin
                     struct segment **out, uint32_t *record);
 /* May the next record of this stride follow `record` of `s` directly? */
 bool segment_has_next(const struct segment *s, uint32_t record, uint64_t stride);
-/* Which key has sealed the record, before it is live; 0: it is in the clear. */
+/* Which key has encrypted the record, before it is live; 0: it is in the clear. */
 void segment_tag_set(struct segment *s, uint32_t record, uint16_t tag);
-/* The write has ended: the record is LIVE or, if it failed, DEAD and the segment sealed. */
+/* The write has ended: the record is LIVE or, if it failed, DEAD and the segment closed. */
 void segment_written(struct segment_table *t, struct segment *s, uint32_t record, bool ok);
 
-/* The free segment has records from an earlier run. It becomes sealed, with no live record, and is
+/* The free segment has records from an earlier run. It becomes closed, with no live record, and is
  * held as if read until segment_read_end; until then segment_restore adds what is live. 0; -EINVAL
  * when it is not free or the stride can't be; -ENOMEM. */
 int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint64_t sequence,

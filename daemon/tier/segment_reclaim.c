@@ -116,7 +116,7 @@ static unsigned candidates_collect(const struct segment_table *t, const struct t
     unsigned n = 0;
 
     for (unsigned rank = 0; rank < SEGMENT_RANKS; rank++) {
-        const struct list *head = &t->sealed[rank];
+        const struct list *head = &t->closed[rank];
         unsigned taken = 0, looked = 0;
 
         for (struct list *node = head->next;

@@ -9,7 +9,8 @@
  * - An accepted operation completes exactly once, on the event loop, and never from inside submit.
  * - A refused operation never completes.
  * - While an operation is under way the tier keeps the event loop alive.
- * - What a tenant with keys (daemon/seal) stores is encrypted. A read without the right key fails
+ * - What a tenant with keys (daemon/encryption) stores is encrypted. A read without the right key
+ * fails
  *   with -ENOKEY, a write with the same from submit; the bytes stay on storage, and a start with
  *   the key finds them again.
  * - The tier counts its own work in the nvme_* metrics; there are no others. It leaves
@@ -44,7 +45,7 @@
 struct config;
 struct config_error;
 struct ucm_error;
-struct seal;
+struct encryption;
 struct uv_loop_s;
 struct tier;
 
@@ -66,7 +67,7 @@ struct tier_place {
     uint64_t checksum;
     /* Encrypted: `checksum` is 8 bytes of the record's tag, and says nothing about bytes in
      * DRAM. */
-    bool sealed;
+    bool encrypted;
 };
 
 #define TIER_HEAT_KEPT 4u
@@ -91,7 +92,7 @@ struct tier_io {
     struct fair_who who; /* whose: tenants share a disk by their weights; reads go before writes */
     struct fair_got got; /* out, of a read; 0 in */
     uint8_t priority;    /* 0 to 15, more is sooner among the reads of one tenant */
-    bool seal;           /* a write: encrypted or not at all */
+    bool encryption;     /* a write: encrypted or not at all */
     bool check;          /* a read that only checks the part: no use of it */
     bool small; /* a read of a request for few parts: it should not wait behind many writes */
     uint64_t layer_bytes; /* of a write and TIER_READ_LAYERS: of each layer; 0: one can't be read */
@@ -150,7 +151,7 @@ struct tier_found {
 struct tier_described {
     struct tier_name name;
     uint64_t bytes, checksum;
-    bool sealed;          /* as tier_place's */
+    bool encrypted;       /* as tier_place's */
     uint64_t layer_bytes; /* as tier_io's; not kept */
 };
 
@@ -182,7 +183,7 @@ struct tier_callbacks {
      * ended. */
     bool (*ns_known_cb)(void *ctx, const uint8_t *fingerprint);
     void *ctx;
-    struct seal *seal; /* keys of tenants; NULL: nothing is encrypted */
+    struct encryption *encryption; /* keys of tenants; NULL: nothing is encrypted */
 };
 
 /* Makes a namespace known to later starts. The caller allocates it, as it does a tier_io, and keeps
@@ -241,10 +242,11 @@ struct tier_ops {
      * or sync of the place may be under way: it still completes, never with other bytes. */
     void (*forget)(struct tier *t, const struct tier_place *place, uint64_t bytes);
     void (*stats)(struct tier *t, struct tier_stats *out);
-    /* How many parts, and bytes, it has that the key with this id has sealed; NULL: that are sealed
-     * at all. They may count another key's too, whose id begins with the same 16 bits; never less.
-     * Any time. */
-    void (*sealed)(const struct tier *t, const uint8_t *key_id, uint64_t *parts, uint64_t *bytes);
+    /* How many parts, and bytes, it has that the key with this id has encrypted; NULL: that are
+     * encrypted at all. They may count another key's too, whose id begins with the same 16 bits;
+     * never less. Any time. */
+    void (*encrypted)(const struct tier *t, const uint8_t *key_id, uint64_t *parts,
+                      uint64_t *bytes);
     /* A number that grows with each write: of the part at `loc`; 0 when there is none. */
     uint64_t (*sequence)(struct tier *t, uint64_t loc);
     /* Later starts may not find parts of a namespace that were written before `done_cb` ran.

@@ -119,12 +119,14 @@
     X(nvme_scrub_passes, counter, "passes", "scrubs of all of NVMe that ended")                    \
     X(nvme_scrub_segments, gauge, "segments", "segments that the running scrub has read")          \
     X(nvme_scrub_bad, counter, "parts", "parts that the scrub found damaged or unreadable")        \
-    X(seal_key_missing, counter, "parts",                                                          \
+    X(encryption_key_missing, counter, "parts",                                                    \
       "reads and writes of encrypted parts whose key is missing")                                  \
-    X(seal_bytes_current, gauge, "bytes", "bytes on NVMe encrypted with a tenant's current key")   \
-    X(seal_bytes_older, gauge, "bytes",                                                            \
+    X(encryption_bytes_current, gauge, "bytes",                                                    \
+      "bytes on NVMe encrypted with a tenant's current key")                                       \
+    X(encryption_bytes_older, gauge, "bytes",                                                      \
       "bytes on NVMe encrypted with an older key; 0: no older key is needed for NVMe")             \
-    X(seal_bytes_unknown, gauge, "bytes", "bytes on NVMe encrypted with a key that no source has") \
+    X(encryption_bytes_unknown, gauge, "bytes",                                                    \
+      "bytes on NVMe encrypted with a key that no source has")                                     \
     X(nvme_bad_headers, counter, "pages", "damaged headers of intact parts, found while running")  \
     X(nvme_quarantined_bytes, gauge, "bytes", "bytes of segments in quarantine")                   \
     X(nvme_files_lost, gauge, "files",                                                             \

@@ -21,7 +21,7 @@ GROUPS = (
     ("DRAM", "", r"arena_.*|slot_.*|leases.*"),
     ("Index", "", r"blocks|blocks_(partial|pinned)|index_.*"),
     ("NVMe", "", r"nvme_.*"),
-    ("Encryption", "", r"seal_.*"),
+    ("Encryption", "", r"encryption_.*"),
     ("Shared tier", "", r"share_.*|blocks_shared"),
     ("Retrieval", "", r"summary.*|sequence.*|select.*"),
     ("Shared mappings", "", r"mapping.*"),

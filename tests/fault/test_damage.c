@@ -153,7 +153,7 @@ Test(damage, an_old_slot_put_back_under_a_daemon)
 
 /* ---- under a daemon ---- */
 
-/* All lies in sealed segments, and nothing in DRAM. */
+/* All lies in closed segments, and nothing in DRAM. */
 static void prepare_running(bool scrub)
 {
     open_host(scrub);

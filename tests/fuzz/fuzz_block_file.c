@@ -22,7 +22,7 @@ static void check_header(const uint8_t bytes[BLOCK_FILE_HEADER_BYTES])
 {
     struct block_file_header wanted = {.payload_bytes = get64(bytes + 8),
                                        .part = get32(bytes + 24),
-                                       .sealed = block_file_is_sealed(bytes)};
+                                       .encrypted = block_file_is_encrypted(bytes)};
     uint8_t again[BLOCK_FILE_HEADER_BYTES];
 
     memcpy(wanted.identity, bytes + 32, sizeof(wanted.identity));

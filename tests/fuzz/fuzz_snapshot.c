@@ -70,7 +70,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     h.namespaces = data[0];
     for (unsigned i = 1; i < COUNTS; i++)
         h.parts = h.parts << 8 | data[i];
-    snapshot_seal(p, n, &h);
+    snapshot_complete(p, n, &h);
     snapshot_try(p, n);
     free(p);
     return 0;

@@ -126,7 +126,7 @@ class Damage(Encrypted):
         self.assertEqual(self.metrics()["nvme_corrupt"], BLOCKS)
 
     def test_a_replayed_slot_is_a_miss(self):
-        """An older record of the same place, and another record of this disk, each whole and sealed with the right key."""
+        """An older record of the same place, and another record of this disk, each whole and encrypted with the right key."""
         options = {"nvme.size": "5MiB", "nvme.segment": "1MiB", "nvme.rewrite": "0"}
         self.start(**options)
         self.store(range(8))
@@ -271,7 +271,7 @@ class Killed(Encrypted):
 
     @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
     def test_at_every_step_of_dropping_a_key(self):
-        """What the old key has sealed is a miss, and comes back with its line; what the new one has is there."""
+        """What the old key has encrypted is a miss, and comes back with its line; what the new one has is there."""
         self.start()
         old = self.store(range(4))
         both = self.keys + [secrets.token_hex(32)]
@@ -291,8 +291,8 @@ class Killed(Encrypted):
             self.loads({**old, **fresh})
 
     @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
-    def test_while_records_are_sealed_again(self):
-        """The log moves what the old key has sealed: at every step one of both copies is whole."""
+    def test_while_records_are_encrypted_again(self):
+        """The log moves what the old key has encrypted: at every step one of both copies is whole."""
         options = {"nvme.size": "9MiB", "nvme.segment": "1MiB"}
         for point in ("move-read:1", "move-written:1", "move-synced:1"):
             self.keys = [secrets.token_hex(32)]

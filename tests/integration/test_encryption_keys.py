@@ -45,7 +45,7 @@ class Keys(Encrypted):
             self.assertEqual(set(self.load(list(kv))), {FAILED})
             self.assertEqual(self.client.tiers(self.ns, *kv), [MISSING] * BLOCKS, "engines do not ask again")
             self.assertEqual((self.metrics()["nvme_corrupt"], self.metrics()["nvme_quarantined_bytes"]), (0, 0))
-            self.assertGreaterEqual(self.metrics()["seal_key_missing"], BLOCKS)
+            self.assertGreaterEqual(self.metrics()["encryption_key_missing"], BLOCKS)
             self.assertEqual(self.daemon.log().count("key-missing"), self.daemon.log().count("key-missing tenant=*"))
             self.assertLess(self.daemon.log().count("key-missing") - told, BLOCKS, "lines: one in 10 s")
         self.assertIn("No such file", self.daemon.health())
@@ -110,48 +110,48 @@ class Keys(Encrypted):
         self.assertIn("read: 1 keys", self.ctl("key", "reload", "*"))
         self.assertEqual(findings(), [("ok", "tenant *: 1, the last is current")])
 
-    def sealed(self):
-        """Parts that each key has sealed, the metrics agreeing."""
+    def encrypted(self):
+        """Parts that each key has encrypted, the metrics agreeing."""
         listed, metrics = self.listed(), self.metrics()
-        self.assertEqual(metrics["seal_bytes_current"], listed["nvme_bytes"][-1])
-        self.assertEqual(metrics["seal_bytes_older"], sum(listed["nvme_bytes"][:-1]))
+        self.assertEqual(metrics["encryption_bytes_current"], listed["nvme_bytes"][-1])
+        self.assertEqual(metrics["encryption_bytes_older"], sum(listed["nvme_bytes"][:-1]))
         self.assertEqual(listed["nvme_bytes"], [parts * STRIDE for parts in listed["nvme_parts"]])
         return listed["nvme_parts"]
 
     def test_what_a_key_still_seals(self):
         """Through a rotation, a restart, a kill and an eviction: an operator knows when the old key may go."""
         self.start()
-        self.assertEqual(self.sealed(), [0])
+        self.assertEqual(self.encrypted(), [0])
         self.store(range(5))
-        self.assertEqual(self.sealed(), [5])
+        self.assertEqual(self.encrypted(), [5])
         self.keys.append(secrets.token_hex(32))
         self.write_keys()
         self.ctl("key", "rotate", "*")
         self.store(range(5, 8))
-        self.assertEqual(self.sealed(), [5, 3])
+        self.assertEqual(self.encrypted(), [5, 3])
         self.restart()
         self.until(lambda: not self.metrics()["nvme_recovering"], "recovery")
-        self.assertEqual(self.sealed(), [5, 3], "out of the checkpoint")
+        self.assertEqual(self.encrypted(), [5, 3], "out of the checkpoint")
         self.client.close()
         self.daemon.kill()
         os.unlink(os.path.join(self.daemon.store, "ucmd.index"))
         self.start()
-        self.until(lambda: sum(self.sealed()) == 8, "recovery")
-        self.assertEqual(self.sealed(), [5, 3], "out of the headers")
+        self.until(lambda: sum(self.encrypted()) == 8, "recovery")
+        self.assertEqual(self.encrypted(), [5, 3], "out of the headers")
         self.assertRegex(self.ctl("key"), rf" 3 +{STRIDE * 3 / 1024:.0f}(\.\d)? KiB")
         self.write_keys(self.keys[1])
         self.restart()
         self.until(lambda: self.listed()["nvme_parts"] == [3], "recovery")
-        self.until(lambda: self.metrics()["seal_bytes_unknown"] == 5 * STRIDE, "the rest of it")
+        self.until(lambda: self.metrics()["encryption_bytes_unknown"] == 5 * STRIDE, "the rest of it")
         self.assertEqual(self.load([0]), [FAILED])
-        self.assertEqual(self.metrics()["seal_bytes_unknown"], 5 * STRIDE, "it waits for its key")
+        self.assertEqual(self.metrics()["encryption_bytes_unknown"], 5 * STRIDE, "it waits for its key")
         self.write_keys()
         self.restart()
-        self.until(lambda: sum(self.sealed()) == 8, "recovery")
+        self.until(lambda: sum(self.encrypted()) == 8, "recovery")
         self.client.call("evict", ns=self.ns, keys=keys(*range(5)), tier=0)
-        self.until(lambda: self.sealed() == [0, 3], "the eviction")
+        self.until(lambda: self.encrypted() == [0, 3], "the eviction")
         self.client.call("namespace.purge", ns=self.ns)
-        self.assertEqual(self.sealed(), [0, 0])
+        self.assertEqual(self.encrypted(), [0, 0])
 
     def test_what_waits_for_a_key_outlives_its_namespace_s_place(self):
         """Nobody has the namespace open, others take its place, the list of namespaces is written anew: its secret stays."""
@@ -199,7 +199,7 @@ class Keys(Encrypted):
         self.loads(kv)
         self.assertEqual(self.metrics()["nvme_corrupt"], 0)
 
-    def test_what_is_moved_is_sealed_again(self):
+    def test_what_is_moved_is_encrypted_again(self):
         """Parts that were read outlive their segment, and are what they were, also after a rotation and a restart."""
         options = {"nvme.size": "9MiB", "nvme.segment": "1MiB"}
         self.start(**options)
@@ -331,11 +331,11 @@ class Keys(Encrypted):
         plain = self.store(range(4))
         migrating = {"plain": "true"}
         self.restart(more=migrating)
-        sealed = self.store(range(4, 8))
+        encrypted = self.store(range(4, 8))
         self.forget_dram()
-        self.loads({**plain, **sealed})
+        self.loads({**plain, **encrypted})
         self.restart(more=migrating)
-        self.loads({**plain, **sealed})
+        self.loads({**plain, **encrypted})
         self.restart()
         self.assertEqual(self.load(list(range(8))), [MISS] * 4 + [OK] * 4)
         self.assertIn("plaintext-left-out parts=4", self.daemon.log())
@@ -433,7 +433,7 @@ class Keys(Encrypted):
         self.loads(kv)
 
     def test_a_thief_plants_nothing_in_the_clear(self):
-        """The cache file of a daemon without keys, whole and of the same blocks, in place of the sealed one."""
+        """The cache file of a daemon without keys, whole and of the same blocks, in place of the encrypted one."""
         self.start(tenants=[])
         kv = self.store()
         self.assertEqual(self.daemon.stop(), 0)

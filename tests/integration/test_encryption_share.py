@@ -18,7 +18,7 @@ from second_client import DEMO, MISS, OK, Client, Closed, Region, keys
 from share_case import ABSENT, ON_SHARE, Host, ShareCase
 
 SUITE_TIMEOUT_S = 300
-BLOCKS, SEALED_HEADER = 6, 128
+BLOCKS, ENCRYPTED_HEADER = 6, 128
 BIG = dict(DEMO, layers=[4], layer_bytes=9000)
 
 
@@ -52,7 +52,7 @@ class Keyed(Host):
         return self.region.load(names, range(len(names)))
 
 
-class Sealed(ShareCase):
+class Encrypted(ShareCase):
     def setUp(self):
         super().setUp()
         os.chmod(self.directory, 0o755)
@@ -108,13 +108,13 @@ class Sealed(ShareCase):
         return found
 
 
-class Shared(Sealed):
+class Shared(Encrypted):
     def test_two_hosts_with_one_key_and_nothing_in_the_clear(self):
         kv = self.stored_by(self.host(self.one))
         with open(self.one, encoding="ascii") as file:
             key = file.read().strip()
         for path, data in self.contents().items():
-            self.assertEqual(len(data), SEALED_HEADER + len(kv[0]))
+            self.assertEqual(len(data), ENCRYPTED_HEADER + len(kv[0]))
             for mark in (b"the prompt of block", b"is known to me", key.encode(), bytes.fromhex(key)):
                 self.assertNotIn(mark, data, path)
         salts = {data[72:96] for data in self.contents().values()}
@@ -126,7 +126,7 @@ class Shared(Sealed):
         kv, other = self.stored_by(first), self.host(self.key_file("two"))
         before = self.contents()
         self.assertEqual(set(other.load(*range(BLOCKS))) & {OK}, set())
-        self.assertGreaterEqual(other.metrics()["seal_key_missing"], BLOCKS)
+        self.assertGreaterEqual(other.metrics()["encryption_key_missing"], BLOCKS)
         self.assertEqual(other.metrics()["share_damaged"], 0)
         own = other.fill(BLOCKS)
         self.assertEqual(set(other.region.dump(range(BLOCKS), range(BLOCKS))), {OK})
@@ -142,7 +142,7 @@ class Shared(Sealed):
 
     def test_a_flipped_bit_is_a_miss(self):
         self.stored_by(self.host(self.one))
-        places = [5, 20, 70, 80, 100, SEALED_HEADER + 9000]
+        places = [5, 20, 70, 80, 100, ENCRYPTED_HEADER + 9000]
         for path, at in zip(self.files(), places):
             with open(path, "r+b") as file:
                 file.seek(at)
@@ -203,12 +203,12 @@ class Shared(Sealed):
         return subprocess.run([UCMCTL, "key", "files", directory or self.root, *more], capture_output=True, text=True, timeout=60)
 
     def test_what_else_lies_on_a_root_is_counted_apart(self):
-        """By an operator who counts what a key has sealed: plain and damaged files; and what is no root."""
+        """By an operator who counts what a key has encrypted: plain and damaged files; and what is no root."""
         host, plain = self.host(self.one), self.host()
         self.stored_by(host, 3)
         self.stored_by(plain, 2)
-        sealed = next(path for path, data in self.contents().items() if data[4] == 2)
-        with open(sealed, "r+b") as file:
+        encrypted = next(path for path, data in self.contents().items() if data[4] == 2)
+        with open(encrypted, "r+b") as file:
             file.truncate(100)
         size = os.path.getsize(next(path for path, data in self.contents().items() if data[4] == 1))
         done = self.key_files()
@@ -217,7 +217,7 @@ class Shared(Sealed):
         self.assertRegex(done.stdout, rf"(?m)^{key} +2 +[0-9.]+ KiB$")
         self.assertRegex(done.stdout, rf"(?m)^not encrypted +2 +{2 * size / 1024:.1f} KiB$")
         self.assertIn("1 files are damaged, or no block files", done.stdout)
-        os.unlink(sealed)
+        os.unlink(encrypted)
         blocks = os.path.join(self.root, "blocks")
         bucket = next(name for name in sorted(os.listdir(blocks)) if os.listdir(os.path.join(blocks, name)))
         free = [name for name in ("%02x" % i for i in range(256)) if not os.path.lexists(os.path.join(blocks, name))][:2]
@@ -238,7 +238,7 @@ class Shared(Sealed):
 
     @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
     def test_a_kill_at_every_step_of_a_rotation(self):
-        """A file is whole under its name, or there is none; what is left of it, too, is sealed."""
+        """A file is whole under its name, or there is none; what is left of it, too, is encrypted."""
         kv = self.stored_by(self.host(self.one))
         with open(self.one, encoding="ascii") as file:
             lines = [file.read().strip()]
@@ -277,7 +277,7 @@ class Shared(Sealed):
         self.until(lambda: not self.files(), "an eviction by name")
 
     def test_many_at_once(self):
-        """More than may wait in memory that was sealed into, by way of several roots' queues."""
+        """More than may wait in memory that was encrypted into, by way of several roots' queues."""
         identity = dict(DEMO, layers=[8], layer_bytes=131072, model=self.id() + "big")
         patient = {"arena.size": "256MiB", "share.deadline": "600s"}
         host = self.host(self.one, identity=identity, **patient)
@@ -295,7 +295,7 @@ class Shared(Sealed):
         self.assertEqual(other.metrics()["share_damaged"], 0)
 
 
-class Secrets(Sealed):
+class Secrets(Encrypted):
     """Two hosts with a directory of secrets, beside the root, of which no snapshots are kept."""
 
     def setUp(self):

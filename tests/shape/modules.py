@@ -23,7 +23,7 @@ FEATURES = {
     "blend": ["daemon/blend/", "kernels/rope/"],
     "lookup tables": ["daemon/lookup_table/", "proto/memory/lookup_table.*"],
     "events": ["daemon/events/"],
-    "encryption": ["daemon/seal/"],
+    "encryption": ["daemon/encryption/"],
     "other roots": ["daemon/backend/nfs/", "daemon/backend/s3/", "daemon/backend/mooncake/"],
     "collection on roots": ["daemon/gc/"],
     "trace": ["daemon/trace/"],
@@ -64,7 +64,7 @@ CORE = {
 DOORS = {
     "daemon/learn/learn.h": "the policy asks what the traffic taught it, and a namespace counts for it",
     "daemon/cuda/cuda.h": "GPUs are devices; daemon/cuda/none.c has it in a build without CUDA",
-    "daemon/seal/seal.h": "the tag belongs to the format of a record, and the key to its namespace",
+    "daemon/encryption/encryption.h": "the tag belongs to the format of a record, and the key to its namespace",
     "kernels/encoding/encoding.h": "a form says which codec its layers have (base/form.h), and a device runs it",
     "proto/metrics/metrics.h": "a module counts what it does in the one table of counters",
     "proto/features/encoding.h": "one table has all messages of the wire",

@@ -3,7 +3,7 @@
 int share_submit(struct share *s, struct share_io *io)
 {
     s->submits++;
-    if (io->sealed && fake_without_secret(s, io->space.fingerprint))
+    if (io->encrypted && fake_without_secret(s, io->space.fingerprint))
         return io->write ? -EAGAIN : -ENOENT;
     if (s->refuse_n > 0) {
         s->refuse_n--;

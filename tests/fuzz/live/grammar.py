@@ -41,7 +41,7 @@ class Generator:
         if nvme:
             options.update({"nvme.size": some("8MiB", "32MiB"), "nvme.segment": "1MiB", "nvme.io": some("auto", "auto", "threads"),
                             "nvme.admission": some("all", "learned"), "nvme.pressure": some("drop", "slow")})
-        return {"set": options, "nvme": nvme, "share": self.chance(0.3), "keep": self.chance(0.2), "sealed": nvme and self.chance(0.4)}
+        return {"set": options, "nvme": nvme, "share": self.chance(0.3), "keep": self.chance(0.2), "encrypted": nvme and self.chance(0.4)}
 
     def family(self, number):
         if number > 0 and self.chance(0.5):

@@ -56,7 +56,7 @@ class Daemon:
             options["arena.keep"] = self.keep
         config = os.path.join(self.directory, "ucmd.yaml")
         with open(config, "w", encoding="ascii") as file:
-            if self.options["sealed"]:
+            if self.options["encrypted"]:
                 file.write(f'encryption:\n  tenants: ["uid:{FIRST_UID} file:{self.key_file}"]\n')
                 if self.options["keep"]:
                     file.write("  kept: true\n")

@@ -25,7 +25,7 @@ SECONDS = float(os.environ.get("UCM_LIVE_SECONDS", "20"))
 OUT = os.path.join(subject.TOP, "build/fuzz/live")
 FIXED = 12
 OPTIONS = {"set": {"arena.size": "8MiB", "arena.slab": "1MiB", "mapping.size": "2MiB"}, "nvme": False, "share": False, "keep": False,
-           "sealed": False}
+           "encrypted": False}
 
 
 def as_long(right, opened, look):

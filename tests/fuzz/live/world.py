@@ -74,7 +74,7 @@ class World:
                 self.step({"do": "settle", "c": number})
             self.step({"do": "left"})
             self.finish("term")
-            self.sealed()
+            self.encrypted()
             return self.counts
         finally:
             for peer in self.peers.values():
@@ -501,9 +501,9 @@ class World:
 
     # ---- files ----
 
-    def sealed(self):
+    def encrypted(self):
         """The first tenant's bytes are nowhere in the clear, where it has keys."""
-        if not self.program["options"]["sealed"]:
+        if not self.program["options"]["encrypted"]:
             return
         for name in ("nvme", "share"):
             for at, _, files in os.walk(os.path.join(self.directory, name)):

@@ -206,17 +206,17 @@ static void await_secret(const struct ns *ns)
     static char *tenants[] = {"* file:/nonexistent/keys"};
     static const struct config config = {.encryption_tenants = {tenants, 1},
                                          .encryption_deadline_ms = 1000};
-    struct seal *seal;
+    struct encryption *encryption;
 
-    cr_assert_eq(seal_open(&rig.loop, &config, &rig.metrics, &seal), 0);
-    rig.cache->config.seal = seal;
+    cr_assert_eq(encryption_open(&rig.loop, &config, &rig.metrics, &encryption), 0);
+    rig.cache->config.encryption = encryption;
     share.without_secret = ns->fingerprint;
 }
 
-static void seal_end(void)
+static void encryption_end(void)
 {
-    seal_close((struct seal *)rig.cache->config.seal);
-    rig.cache->config.seal = NULL;
+    encryption_close((struct encryption *)rig.cache->config.encryption);
+    rig.cache->config.encryption = NULL;
 }
 
 static uint64_t number_at(unsigned i)
@@ -262,7 +262,7 @@ Test(cache_share_write, blocks_without_a_secret_hold_up_no_others)
     cr_expect_eq(rig.metrics.share_write_dropped, 0u);
     for (int i = 0; i < 4; i++)
         drop(refs[i]);
-    seal_end();
+    encryption_end();
 }
 
 Test(cache_share_write, blocks_without_a_secret_are_counted_at_a_stop)
@@ -278,5 +278,5 @@ Test(cache_share_write, blocks_without_a_secret_are_counted_at_a_stop)
     cr_expect_eq(share.submits, 0u);
     cr_expect(cache_written(rig.cache));
     drop(ref);
-    seal_end();
+    encryption_end();
 }

@@ -48,7 +48,7 @@ static size_t snapshot_make(void)
         p.key[31] = (uint8_t)i;
         snapshot_part_encode(snapshot + at, &p);
     }
-    snapshot_seal(snapshot, at, &h);
+    snapshot_complete(snapshot, at, &h);
     return at;
 }
 
@@ -120,7 +120,7 @@ Test(kept, snapshots_of_others_are_told)
     cr_expect_eq(check(snapshot, n), -EPROTONOSUPPORT);
 }
 
-/* Sealed well, but with numbers that lead out of the arena or the lists. */
+/* Encrypted well, but with numbers that lead out of the arena or the lists. */
 Test(kept, numbers_out_of_bounds_are_refused)
 {
     static const struct {
@@ -135,14 +135,14 @@ Test(kept, numbers_out_of_bounds_are_refused)
 
         p[0] = (uint8_t)wrong[i].value;
         p[1] = (uint8_t)(wrong[i].value >> 8);
-        snapshot_seal(snapshot, n, &h);
+        snapshot_complete(snapshot, n, &h);
         cr_expect_eq(check(snapshot, n), -EBADMSG, "case %zu", i);
     }
     for (uint32_t namespaces = 0; namespaces < 40; namespaces++) {
         size_t n = snapshot_make();
 
         h.namespaces = namespaces;
-        snapshot_seal(snapshot, n, &h);
+        snapshot_complete(snapshot, n, &h);
         cr_expect_eq(check(snapshot, n) == 0, namespaces == 2);
     }
 }

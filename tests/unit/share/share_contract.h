@@ -29,39 +29,40 @@ static inline void contract_round_trip(struct contract *c)
     cr_assert_eq(contract_files(c->directory), sizeof(sizes) / sizeof(sizes[0]), "temporary files");
 }
 
-/* A sealed part: its seal comes back with it; a copy by name has the seal in front of its data, and is as sealed as the original. */
-static inline void contract_sealed(struct contract *c)
+/* An encrypted part: its encryption comes back with it; a copy by name has the encryption header in front of its data, and is as
+ * encrypted as the original. */
+static inline void contract_encrypted(struct contract *c)
 {
-    const uint64_t bytes = 300001, whole = bytes + BLOCK_FILE_SEAL_BYTES;
+    const uint64_t bytes = 300001, whole = bytes + BLOCK_FILE_ENCRYPTION_BYTES;
     uint8_t *data = contract_data(bytes, 3), *copy = malloc(whole);
     struct contract_op o = {.op = contract_of(SHARE_WRITE, 3, data, bytes)};
     struct contract_op by_name = {
         .op = {.verb = SHARE_READ, .by_name = true, .data = copy, .bytes = whole}};
-    uint8_t *seal = o.op.header + BLOCK_FILE_HEADER_BYTES;
+    uint8_t *encryption = o.op.header + BLOCK_FILE_HEADER_BYTES;
     char path[512];
 
-    o.op.sealed = true;
-    memset(seal, 0x5a, BLOCK_FILE_SEAL_BYTES);
+    o.op.encrypted = true;
+    memset(encryption, 0x5a, BLOCK_FILE_ENCRYPTION_BYTES);
     cr_assert_eq(contract_run(c, &o), 0);
     cr_assert_eq(contract_do(c, SHARE_FIND, 3, NULL, whole), 0);
     cr_assert_eq(contract_do(c, SHARE_FIND, 3, NULL, bytes), -EBADMSG);
     cr_assert_eq(contract_read(c, 3, whole), -EBADMSG, "for a plain one it is none");
     by_name.op.bucket = contract_bucket(3, by_name.op.name);
     cr_assert_eq(contract_run(c, &by_name), 0);
-    cr_assert(by_name.op.copy_sealed);
-    cr_assert(copy[0] == 0x5a && memcmp(copy + BLOCK_FILE_SEAL_BYTES, data, bytes) == 0);
+    cr_assert(by_name.op.copy_encrypted);
+    cr_assert(copy[0] == 0x5a && memcmp(copy + BLOCK_FILE_ENCRYPTION_BYTES, data, bytes) == 0);
     contract_path(c, 3, path);
     contract_unlink(path);
     by_name.op.verb = SHARE_WRITE;
     cr_assert_eq(contract_run(c, &by_name), 0);
     o.op.verb = SHARE_READ;
-    memset(seal, 0, BLOCK_FILE_SEAL_BYTES);
+    memset(encryption, 0, BLOCK_FILE_ENCRYPTION_BYTES);
     memset(data, 0, bytes);
     cr_assert_eq(contract_run(c, &o), 0);
-    cr_assert(seal[0] == 0x5a && seal[BLOCK_FILE_SEAL_BYTES - 1] == 0x5a);
-    cr_assert_eq(memcmp(copy + BLOCK_FILE_SEAL_BYTES, data, bytes), 0);
+    cr_assert(encryption[0] == 0x5a && encryption[BLOCK_FILE_ENCRYPTION_BYTES - 1] == 0x5a);
+    cr_assert_eq(memcmp(copy + BLOCK_FILE_ENCRYPTION_BYTES, data, bytes), 0);
     contract_flip(path, BLOCK_FILE_HEADER_BYTES + 9, 1);
-    cr_assert_eq(contract_run(c, &o), -EBADMSG, "of the seal");
+    cr_assert_eq(contract_run(c, &o), -EBADMSG, "of the encryption");
     free(data);
     free(copy);
 }
@@ -650,7 +651,7 @@ static inline void contract_open_close(struct contract *c)
 /* Of what any store keeps under a name. */
 #define SHARE_CONTRACT_OBJECTS(suite, begin, end)                                                  \
     SHARE_CONTRACT_CASE(suite, round_trip, begin, end)                                             \
-    SHARE_CONTRACT_CASE(suite, sealed, begin, end)                                                 \
+    SHARE_CONTRACT_CASE(suite, encrypted, begin, end)                                              \
     SHARE_CONTRACT_CASE(suite, read_by_another, begin, end)                                        \
     SHARE_CONTRACT_CASE(suite, many_at_once, begin, end)                                           \
     SHARE_CONTRACT_CASE(suite, missing, begin, end)                                                \

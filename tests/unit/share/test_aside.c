@@ -1,6 +1,6 @@
 /* A call in a thread of its own: its end, its deadline, and what becomes of it when nobody waits any more. */
 /* Sanitizers: thread */
-#include "daemon/seal/aside.h"
+#include "daemon/encryption/aside.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -74,19 +74,19 @@ Test(share_backend, two_roots_have_no_temporary_name_in_common)
 
 /* ---- files in one piece of memory ---- */
 
-#define FILE_BYTES (BLOCK_FILE_HEADER_BYTES + BLOCK_FILE_SEAL_BYTES + (600u << 10))
+#define FILE_BYTES (BLOCK_FILE_HEADER_BYTES + BLOCK_FILE_ENCRYPTION_BYTES + (600u << 10))
 
 static uint8_t slot[600u << 10], file[FILE_BYTES];
 
-static struct share_op part_op(enum share_verb verb, uint64_t bytes, bool sealed)
+static struct share_op part_op(enum share_verb verb, uint64_t bytes, bool encrypted)
 {
     struct share_op op = {.verb = verb,
                           .id = {.key_bytes = 16, .key = {3}, .part = 1},
                           .data = slot,
                           .bytes = bytes,
-                          .sealed = sealed};
+                          .encrypted = encrypted};
 
-    memset(op.header + BLOCK_FILE_HEADER_BYTES, 0x5a, BLOCK_FILE_SEAL_BYTES);
+    memset(op.header + BLOCK_FILE_HEADER_BYTES, 0x5a, BLOCK_FILE_ENCRYPTION_BYTES);
     cr_assert_eq(share_op_resolve(&op), 0);
     return op;
 }
@@ -98,18 +98,18 @@ static void slot_fill(void)
 }
 
 /* The file is the one that header and slot make, and comes back as it went. */
-static void packs(uint64_t bytes, bool sealed)
+static void packs(uint64_t bytes, bool encrypted)
 {
-    struct share_op write = part_op(SHARE_WRITE, bytes, sealed), like = write;
-    struct share_op read = part_op(SHARE_READ, bytes, sealed);
+    struct share_op write = part_op(SHARE_WRITE, bytes, encrypted), like = write;
+    struct share_op read = part_op(SHARE_READ, bytes, encrypted);
     uint64_t head = share_op_head_bytes(&write);
 
     slot_fill();
     share_op_pack(&write, file);
-    like.file.sealed = sealed;
+    like.file.encrypted = encrypted;
     like.file.checksum =
-        sealed ? checksum_of(like.header + BLOCK_FILE_HEADER_BYTES, BLOCK_FILE_SEAL_BYTES)
-               : checksum_of(slot, bytes);
+        encrypted ? checksum_of(like.header + BLOCK_FILE_HEADER_BYTES, BLOCK_FILE_ENCRYPTION_BYTES)
+                  : checksum_of(slot, bytes);
     block_file_encode(&like.file, like.header);
     cr_assert_arr_eq(file, like.header, head);
     cr_assert_arr_eq(file + head, slot, bytes);
@@ -117,7 +117,7 @@ static void packs(uint64_t bytes, bool sealed)
     cr_assert_eq(share_op_unpack(&read, file), 0, "%llu bytes", (unsigned long long)bytes);
     cr_assert_arr_eq(slot, file + head, bytes);
     cr_assert_eq(share_op_verify(&read), 0);
-    if (!sealed)
+    if (!encrypted)
         file[head + bytes - 1] ^= 1;
     else
         file[head - 1] ^= 1;
@@ -138,12 +138,12 @@ Test(share_backend, a_file_comes_out_of_memory_as_it_went_in)
 Test(share_backend, a_file_of_another_kind_or_part_does_not_come_out)
 {
     struct share_op write = part_op(SHARE_WRITE, 4096, false);
-    struct share_op sealed = part_op(SHARE_READ, 4096 - BLOCK_FILE_SEAL_BYTES, true);
+    struct share_op encrypted = part_op(SHARE_READ, 4096 - BLOCK_FILE_ENCRYPTION_BYTES, true);
     struct share_op other = part_op(SHARE_READ, 4096, false);
 
     slot_fill();
     share_op_pack(&write, file);
-    cr_assert_eq(share_op_unpack(&sealed, file), -EBADMSG);
+    cr_assert_eq(share_op_unpack(&encrypted, file), -EBADMSG);
     other.id.key[0]++;
     cr_assert_eq(share_op_resolve(&other), 0);
     cr_assert_eq(share_op_unpack(&other, file), -EBADMSG);

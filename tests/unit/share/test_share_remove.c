@@ -3,7 +3,7 @@
 /* Sanitizers: thread */
 #include "tests/unit/share/share_rig.h"
 
-#include "daemon/seal/seal.h"
+#include "daemon/encryption/encryption.h"
 #include "tests/runner/wipe.h"
 
 #define KEYS 5000u
@@ -244,13 +244,13 @@ static void open_with_secrets(const char *directory)
 
     rig_clock_ns = 0; /* a thread reads the directory */
     uv_update_time(&rig.loop);
-    s.seal = (struct seal *)&rig;
+    s.encryption = (struct encryption *)&rig;
     s.secrets = directory;
     s.secrets_ms = 10000;
     open_with(s);
     put(0, 0, 3);
     job_init(&one, 1, 0, 3, 1);
-    one.r.sealed = true;
+    one.r.encrypted = true;
     share_removal_begin(share, &one.r);
     cr_expect_eq(asked(0), 0u, "the secret is being read");
 }

@@ -1,7 +1,7 @@
 /* Secrets in a directory: one for all who use it, another one behind a purge, and what becomes of
  * questions when it can't be had. */
 /* Sanitizers: thread */
-#include "daemon/seal/secrets.h"
+#include "daemon/encryption/secrets.h"
 #include "tests/runner/wipe.h"
 
 #include <criterion/criterion.h>

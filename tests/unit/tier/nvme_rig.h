@@ -90,7 +90,7 @@ static inline bool rig_describe_cb(void *ctx, uint64_t owner, struct tier_descri
     *out = (struct tier_described){.name = p->io.name,
                                    .bytes = p->io.bytes,
                                    .checksum = p->place.checksum,
-                                   .sealed = p->place.sealed,
+                                   .encrypted = p->place.encrypted,
                                    .layer_bytes = p->io.layer_bytes};
     return true;
 }

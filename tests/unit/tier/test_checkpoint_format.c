@@ -29,7 +29,7 @@ static size_t span_make(void)
         h.fingerprint[0] = (uint8_t)(i + 1);
         checkpoint_entry_encode(span, i, &h);
     }
-    checkpoint_span_seal(span, &r);
+    checkpoint_span_finish(span, &r);
     return checkpoint_span_bytes(ENTRIES);
 }
 

@@ -269,7 +269,7 @@ Test(segment, what_is_under_way_is_not_reused)
     cr_assert_eq(reclaim(UINT32_MAX), 0);
     cr_assert_eq(dropped, RECORDS - 1);
     forget(0, 0);
-    cr_assert_eq(emptied->state, SEGMENT_SEALED, "a read is under way");
+    cr_assert_eq(emptied->state, SEGMENT_CLOSED, "a read is under way");
     segment_read_end(&table, emptied);
     cr_assert_eq(emptied->state, SEGMENT_FREE);
 }
@@ -293,7 +293,7 @@ Test(segment, a_victim_is_left_as_it_is_until_it_is_taken)
     segment_forget(&table, s, 2);
     segment_take(&table, s, &callbacks, UINT32_MAX, &dropped);
     cr_expect_eq(dropped, RECORDS - 1);
-    cr_expect_eq(s->state, SEGMENT_SEALED);
+    cr_expect_eq(s->state, SEGMENT_CLOSED);
     segment_read_end(&table, s);
     cr_expect_eq(s->state, SEGMENT_FREE);
 }
@@ -314,7 +314,7 @@ Test(segment, a_use_counts_for_one_opening)
     segment_written(&table, s, record, true);
 }
 
-/* More sizes than segments may be open: none is sealed after a record or two. */
+/* More sizes than segments may be open: none is closed after a record or two. */
 Test(segment, many_strides_share)
 {
     unsigned stored = 0;
@@ -365,7 +365,7 @@ Test(segment, a_stopped_file_does_not_hide_the_others)
 /* Whatever state it is in when a bad block is found: it is read on, and never written to again. */
 Test(segment, what_is_in_quarantine_is_not_reused)
 {
-    struct segment *free_one, *open_one, *sealed;
+    struct segment *free_one, *open_one, *closed;
     uint64_t capacity;
 
     table_init(4, 0);
@@ -373,12 +373,12 @@ Test(segment, what_is_in_quarantine_is_not_reused)
     fill(0, 1);
     cr_assert_eq(segment_reserve(&table, 0, STRIDE, 100, &open_one, &record), 0);
     segment_written(&table, open_one, record, true);
-    sealed = &table.file[0].segments[0];
+    closed = &table.file[0].segments[0];
     free_one = &table.file[0].segments[3];
-    cr_assert(segment_quarantine(&table, sealed));
+    cr_assert(segment_quarantine(&table, closed));
     cr_assert(segment_quarantine(&table, open_one));
     cr_assert(segment_quarantine(&table, free_one));
-    cr_assert_not(segment_quarantine(&table, sealed), "it is there already");
+    cr_assert_not(segment_quarantine(&table, closed), "it is there already");
     cr_assert_eq(table.capacity_bytes, capacity - 3 * MIB);
     cr_assert_eq(table.file[0].quarantined, 3);
     cr_assert_eq(segment_find(&table, segment_loc(&table, open_one, 0), 1000, &s, &record), 0);
@@ -386,9 +386,9 @@ Test(segment, what_is_in_quarantine_is_not_reused)
     cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), -ENOSPC);
     /* emptied: still not for anybody, and no victim */
     for (unsigned k = 0; k < RECORDS; k++)
-        segment_forget(&table, sealed, k);
+        segment_forget(&table, closed, k);
     segment_forget(&table, open_one, 0);
-    cr_assert_eq(sealed->state, SEGMENT_FREE);
+    cr_assert_eq(closed->state, SEGMENT_FREE);
     cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), -ENOSPC);
     cr_assert_eq(reclaim(UINT32_MAX), 0);
     cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), 0);

@@ -13,11 +13,11 @@
  *   until it can.
  *
  * Thread: the event loop. */
-#ifndef UCMD_SEAL_SECRETS_H
-#define UCMD_SEAL_SECRETS_H
+#ifndef UCMD_ENCRYPTION_SECRETS_H
+#define UCMD_ENCRYPTION_SECRETS_H
 
 #include "daemon/base/list.h"
-#include "daemon/seal/secrets_file.h"
+#include "daemon/encryption/secrets_file.h"
 
 #include <uv.h>
 

@@ -3,11 +3,11 @@
  * count. docs/security.md, "Encrypt a tenant's blocks".
  *
  * Threads: the event loop. */
-#ifndef UCMD_SEAL_SOURCE_H
-#define UCMD_SEAL_SOURCE_H
+#ifndef UCMD_ENCRYPTION_SOURCE_H
+#define UCMD_ENCRYPTION_SOURCE_H
 
-#include "daemon/seal/aside.h"
-#include "daemon/seal/seal.h"
+#include "daemon/encryption/aside.h"
+#include "daemon/encryption/encryption.h"
 
 #define SOURCE_BYTES 4096u /* of the text */
 
@@ -16,8 +16,9 @@ size_t source_name_bytes(const char *item);
 
 /* 0 and the number of keys, or -EINVAL with `why`. Keys that occur twice count once, at the last
  * place. */
-int source_parse(const char *text, size_t n, uint8_t keys[SEAL_KEYS_MAX][SEAL_KEY_BYTES],
-                 unsigned *count, char why[160]);
+int source_parse(const char *text, size_t n,
+                 uint8_t keys[ENCRYPTION_KEYS_MAX][ENCRYPTION_KEY_BYTES], unsigned *count,
+                 char why[160]);
 
 /* Memory of the caller. text holds keys: the caller cleanses it when it has used it. */
 struct source {

@@ -1,103 +1,103 @@
-/* Keys and boxes of daemon/seal: what opens, what does not, and which sources are refused. */
+/* Keys and boxes of daemon/encryption: what opens, what does not, and which sources are refused. */
+#include "daemon/encryption/box.h"
+#include "daemon/encryption/source.h"
 #include "daemon/format/nvme_format.h"
-#include "daemon/seal/box.h"
-#include "daemon/seal/source.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-static const uint8_t key[SEAL_KEY_BYTES] = "a key of 32 bytes, for tests";
+static const uint8_t key[ENCRYPTION_KEY_BYTES] = "a key of 32 bytes, for tests";
 static const uint8_t context[40] = "salt and names";
 
-Test(seal, each_input_makes_another_key)
+Test(encryption, each_input_makes_another_key)
 {
     uint8_t base[32], other[32], long_one[64];
-    const uint8_t second[SEAL_KEY_BYTES] = "another";
+    const uint8_t second[ENCRYPTION_KEY_BYTES] = "another";
 
-    cr_assert_eq(seal_derive(key, "salt", 4, "label", "info", 4, base, 32), 0);
-    cr_assert_eq(seal_derive(key, "salt", 4, "label", "info", 4, other, 32), 0);
+    cr_assert_eq(encryption_derive(key, "salt", 4, "label", "info", 4, base, 32), 0);
+    cr_assert_eq(encryption_derive(key, "salt", 4, "label", "info", 4, other, 32), 0);
     cr_assert_arr_eq(base, other, 32);
-    cr_assert_eq(seal_derive(key, "salt", 4, "label", "info", 4, long_one, 64), 0);
+    cr_assert_eq(encryption_derive(key, "salt", 4, "label", "info", 4, long_one, 64), 0);
     cr_assert_arr_eq(base, long_one, 32);
-    cr_assert_eq(seal_derive(second, "salt", 4, "label", "info", 4, other, 32), 0);
+    cr_assert_eq(encryption_derive(second, "salt", 4, "label", "info", 4, other, 32), 0);
     cr_assert_arr_neq(base, other, 32);
-    cr_assert_eq(seal_derive(key, "salu", 4, "label", "info", 4, other, 32), 0);
+    cr_assert_eq(encryption_derive(key, "salu", 4, "label", "info", 4, other, 32), 0);
     cr_assert_arr_neq(base, other, 32);
-    cr_assert_eq(seal_derive(key, "salt", 4, "labem", "info", 4, other, 32), 0);
+    cr_assert_eq(encryption_derive(key, "salt", 4, "labem", "info", 4, other, 32), 0);
     cr_assert_arr_neq(base, other, 32);
-    cr_assert_eq(seal_derive(key, "salt", 4, "label", "inf", 3, other, 32), 0);
+    cr_assert_eq(encryption_derive(key, "salt", 4, "label", "inf", 3, other, 32), 0);
     cr_assert_arr_neq(base, other, 32);
 }
 
 /* The value was computed with Python's hmac module, by RFC 5869. */
-Test(seal, is_hkdf_sha256)
+Test(encryption, is_hkdf_sha256)
 {
     static const uint8_t want[8] = {0xb6, 0x74, 0x2a, 0xd8, 0x3a, 0xbd, 0x38, 0xb0};
-    uint8_t ones[SEAL_KEY_BYTES], out[8];
+    uint8_t ones[ENCRYPTION_KEY_BYTES], out[8];
 
     memset(ones, 1, sizeof(ones));
-    cr_assert_eq(seal_derive(ones, NULL, 0, "ucmd key id 1", NULL, 0, out, sizeof(out)), 0);
+    cr_assert_eq(encryption_derive(ones, NULL, 0, "ucmd key id 1", NULL, 0, out, sizeof(out)), 0);
     cr_assert_arr_eq(out, want, sizeof(want));
 }
 
 static int open_with(const uint8_t *with, const void *names, uint32_t number, const char *aad,
-                     const uint8_t *sealed, const uint8_t *tag, uint8_t *out)
+                     const uint8_t *encrypted, const uint8_t *tag, uint8_t *out)
 {
-    struct seal_box b;
-    struct seal_aad a = {aad, strlen(aad)};
+    struct encryption_box b;
+    struct encryption_aad a = {aad, strlen(aad)};
     int rc;
 
-    cr_assert_eq(seal_box_begin(&b, with, names, sizeof(context), false), 0);
-    rc = seal_box_open(&b, number, &a, 1, sealed, out, 100, tag);
-    seal_box_close(&b);
+    cr_assert_eq(encryption_box_begin(&b, with, names, sizeof(context), false), 0);
+    rc = encryption_box_decrypt(&b, number, &a, 1, encrypted, out, 100, tag);
+    encryption_box_close(&b);
     return rc;
 }
 
-Test(seal, opens_only_what_was_sealed)
+Test(encryption, opens_only_what_was_encrypted)
 {
-    uint8_t plain[100], sealed[100], out[100], tag[SEAL_TAG_BYTES], tag2[SEAL_TAG_BYTES], bad[100],
-        second[32] = "b", names[40] = "x";
-    struct seal_aad a = {"names", 5};
-    struct seal_box b;
+    uint8_t plain[100], encrypted[100], out[100], tag[ENCRYPTION_TAG_BYTES],
+        tag2[ENCRYPTION_TAG_BYTES], bad[100], second[32] = "b", names[40] = "x";
+    struct encryption_aad a = {"names", 5};
+    struct encryption_box b;
 
     memset(plain, 'p', sizeof(plain));
-    cr_assert_eq(seal_box_begin(&b, key, context, sizeof(context), true), 0);
-    cr_assert_eq(seal_box_seal(&b, 7, &a, 1, plain, sealed, 100, tag), 0);
-    cr_assert_eq(seal_box_seal(&b, 8, &a, 1, plain, out, 100, tag2), 0);
-    seal_box_close(&b);
-    cr_assert_arr_neq(sealed, plain, 100);
-    cr_assert_arr_neq(sealed, out, 100, "another nonce, other bytes");
-    cr_assert_eq(open_with(key, context, 7, "names", sealed, tag, out), 0);
+    cr_assert_eq(encryption_box_begin(&b, key, context, sizeof(context), true), 0);
+    cr_assert_eq(encryption_box_encrypt(&b, 7, &a, 1, plain, encrypted, 100, tag), 0);
+    cr_assert_eq(encryption_box_encrypt(&b, 8, &a, 1, plain, out, 100, tag2), 0);
+    encryption_box_close(&b);
+    cr_assert_arr_neq(encrypted, plain, 100);
+    cr_assert_arr_neq(encrypted, out, 100, "another nonce, other bytes");
+    cr_assert_eq(open_with(key, context, 7, "names", encrypted, tag, out), 0);
     cr_assert_arr_eq(out, plain, 100);
-    cr_assert_eq(open_with(key, context, 8, "names", sealed, tag, out), -EBADMSG);
-    cr_assert_eq(open_with(key, context, 7, "namez", sealed, tag, out), -EBADMSG);
-    cr_assert_eq(open_with(key, context, 7, "names", sealed, tag2, out), -EBADMSG);
-    cr_assert_eq(open_with(second, context, 7, "names", sealed, tag, out), -EBADMSG);
-    cr_assert_eq(open_with(key, names, 7, "names", sealed, tag, out), -EBADMSG);
+    cr_assert_eq(open_with(key, context, 8, "names", encrypted, tag, out), -EBADMSG);
+    cr_assert_eq(open_with(key, context, 7, "namez", encrypted, tag, out), -EBADMSG);
+    cr_assert_eq(open_with(key, context, 7, "names", encrypted, tag2, out), -EBADMSG);
+    cr_assert_eq(open_with(second, context, 7, "names", encrypted, tag, out), -EBADMSG);
+    cr_assert_eq(open_with(key, names, 7, "names", encrypted, tag, out), -EBADMSG);
     for (unsigned bit = 0; bit < 800; bit += 7) {
-        memcpy(bad, sealed, 100);
+        memcpy(bad, encrypted, 100);
         bad[bit / 8] ^= (uint8_t)(1u << bit % 8);
         cr_assert_eq(open_with(key, context, 7, "names", bad, tag, out), -EBADMSG, "bit %u", bit);
     }
-    memcpy(out, sealed, 100); /* where it lies */
+    memcpy(out, encrypted, 100); /* where it lies */
     cr_assert_eq(open_with(key, context, 7, "names", out, tag, out), 0);
     cr_assert_arr_eq(out, plain, 100);
 }
 
-Test(seal, memory_is_used_again)
+Test(encryption, memory_is_used_again)
 {
-    void *first = seal_memory_take(8192), *second;
+    void *first = encryption_memory_take(8192), *second;
 
-    seal_memory_give(first, 8192);
-    second = seal_memory_take(8192);
+    encryption_memory_give(first, 8192);
+    second = encryption_memory_take(8192);
     cr_assert_eq(first, second);
     cr_assert_eq((uintptr_t)second % 4096, 0u);
-    seal_memory_give(second, 8192);
+    encryption_memory_give(second, 8192);
     for (unsigned i = 0; i < 100; i++)
-        seal_memory_give(seal_memory_take(4096 * (1 + i)), 4096 * (1 + i));
-    seal_memory_drop();
+        encryption_memory_give(encryption_memory_take(4096 * (1 + i)), 4096 * (1 + i));
+    encryption_memory_drop();
 }
 
 #define HEX16 "0123456789abcdef"
@@ -105,14 +105,14 @@ Test(seal, memory_is_used_again)
 #define KEY2 HEX16 HEX16 HEX16 "0123456789ABCDEE"
 
 static int parse(const char *text, unsigned *n, char why[160],
-                 uint8_t keys[SEAL_KEYS_MAX][SEAL_KEY_BYTES])
+                 uint8_t keys[ENCRYPTION_KEYS_MAX][ENCRYPTION_KEY_BYTES])
 {
     return source_parse(text, strlen(text), keys, n, why);
 }
 
-Test(seal, sources)
+Test(encryption, sources)
 {
-    uint8_t keys[SEAL_KEYS_MAX][SEAL_KEY_BYTES];
+    uint8_t keys[ENCRYPTION_KEYS_MAX][ENCRYPTION_KEY_BYTES];
     char why[160], many[2000] = "";
     unsigned n;
 
@@ -135,7 +135,7 @@ Test(seal, sources)
     cr_assert_not_null(strstr(why, "more than 16"));
 }
 
-Test(seal, the_header_of_a_sealed_record)
+Test(encryption, the_header_of_a_encrypted_record)
 {
     struct nvme_record_header in = {.key_bytes = 16,
                                     .part = 3,
@@ -145,7 +145,7 @@ Test(seal, the_header_of_a_sealed_record)
                                     .generation = 77,
                                     .sequence = 99,
                                     .layer_bytes = 9000,
-                                    .sealed = true,
+                                    .encrypted = true,
                                     .key_id = {1, 2},
                                     .salt = {3, 4}};
     uint8_t page[NVME_PAGE], bad[NVME_PAGE];
@@ -154,23 +154,23 @@ Test(seal, the_header_of_a_sealed_record)
 
     memset(in.fingerprint, 9, sizeof(in.fingerprint));
     memset(in.key, 8, 16);
-    nvme_sealed_encode(&in, page);
-    memset(nvme_sealed_page_tag(page), 6, NVME_TAG_BYTES);
-    memset(nvme_sealed_tag(page, 8), 7, NVME_TAG_BYTES);
-    sum = nvme_sealed_finish(page);
+    nvme_encrypted_encode(&in, page);
+    memset(nvme_encrypted_page_tag(page), 6, NVME_TAG_BYTES);
+    memset(nvme_encrypted_tag(page, 8), 7, NVME_TAG_BYTES);
+    sum = nvme_encrypted_finish(page);
     cr_assert_eq(sum, 0x0606060606060606u);
     cr_assert_eq(nvme_record_header_decode(page, &out), 0);
-    cr_assert(out.sealed && out.checksum == sum && out.layer_bytes == 9000 &&
+    cr_assert(out.encrypted && out.checksum == sum && out.layer_bytes == 9000 &&
               out.generation == 77 && out.sequence == 99);
     cr_assert_arr_eq(out.salt, in.salt, sizeof(in.salt));
-    cr_assert_eq(nvme_sealed_fragments(&out), 9u);
+    cr_assert_eq(nvme_encrypted_fragments(&out), 9u);
     for (unsigned bit = 0; bit < NVME_PAGE * 8; bit += 13) {
         memcpy(bad, page, NVME_PAGE);
         bad[bit / 8] ^= (uint8_t)(1u << bit % 8);
         cr_assert_neq(nvme_record_header_decode(bad, &out), 0, "bit %u", bit);
     }
     in.payload_bytes = 9000 * (NVME_FRAGMENTS_MAX + 1);
-    nvme_sealed_encode(&in, page);
-    nvme_sealed_finish(page);
+    nvme_encrypted_encode(&in, page);
+    nvme_encrypted_finish(page);
     cr_assert_eq(nvme_record_header_decode(page, &out), -EBADMSG, "more pieces than tags");
 }

@@ -1,10 +1,10 @@
-#include "daemon/seal/seal.h"
+#include "daemon/encryption/encryption.h"
 
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
 #include "daemon/config/config.h"
+#include "daemon/encryption/source.h"
 #include "daemon/format/bytes.h"
-#include "daemon/seal/source.h"
 #include "proto/metrics/metrics.h"
 
 #include <assert.h>
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MODULE "seal"
+#define MODULE "encryption"
 #define LOCKED_BYTES (1u << 20) /* for keys, 32 bytes each; and two texts' room for each source */
 #define BUCKETS 1024u
 #define DERIVED_MAX 8192u /* beyond it, those that nobody uses are derived again */
@@ -23,33 +23,33 @@
 #define MISSING_MS 10000u /* between two lines about one tenant's missing key */
 
 struct key {
-    uint8_t id[SEAL_ID_BYTES];
+    uint8_t id[ENCRYPTION_ID_BYTES];
     uint8_t *secret;
 };
 
 /* A tenant's source and what it brought. */
-struct seal_origin {
-    struct seal *seal;
+struct encryption_origin {
+    struct encryption *encryption;
     char name[UCM_MAX_NAME_BYTES + 1];
     struct source source;
-    struct key key[SEAL_KEYS_MAX];
+    struct key key[ENCRYPTION_KEYS_MAX];
     unsigned n;
     char error[200];  /* of the last attempt; "": none */
     uint64_t tell_ms; /* when the log may say so again */
 };
 
-struct seal {
+struct encryption {
     uv_loop_t *loop;
     struct metrics *metrics;
-    struct seal_origin *origin, *others; /* by name; others: of "*", or NULL */
+    struct encryption_origin *origin, *others; /* by name; others: of "*", or NULL */
     unsigned n;
     bool plaintext, closing;
-    struct seal_key *derived[BUCKETS];
+    struct encryption_key *derived[BUCKETS];
     unsigned derived_n;
     unsigned busy; /* sources being read */
 };
 
-static void seal_free(struct seal *s);
+static void encryption_free(struct encryption *s);
 
 /* ---- locked memory ---- */
 
@@ -87,22 +87,22 @@ static unsigned bucket_of(const uint8_t *fingerprint, const uint8_t *id)
     return (unsigned)((get64(fingerprint) ^ get64(id)) % BUCKETS);
 }
 
-static void derived_free(struct seal *s, struct seal_key *k)
+static void derived_free(struct encryption *s, struct encryption_key *k)
 {
-    locked_free((void *)k->secret, SEAL_KEY_BYTES);
+    locked_free((void *)k->secret, ENCRYPTION_KEY_BYTES);
     free(k);
     s->derived_n--;
 }
 
 /* Takes those that nobody uses, of this origin and with this id, or all, out of the table and frees
  * them; what is in use goes with its last user. */
-static void derived_drop(struct seal *s, const struct seal_origin *o, const uint8_t *id)
+static void derived_drop(struct encryption *s, const struct encryption_origin *o, const uint8_t *id)
 {
     for (unsigned i = 0; i < BUCKETS; i++) {
-        struct seal_key **at = &s->derived[i], *k;
+        struct encryption_key **at = &s->derived[i], *k;
 
         while ((k = *at) != NULL) {
-            if ((o && k->origin != o) || (id && memcmp(k->id, id, SEAL_ID_BYTES) != 0) ||
+            if ((o && k->origin != o) || (id && memcmp(k->id, id, ENCRYPTION_ID_BYTES) != 0) ||
                 (!o && k->users > 0)) {
                 at = &k->next;
                 continue;
@@ -115,45 +115,47 @@ static void derived_drop(struct seal *s, const struct seal_origin *o, const uint
     }
 }
 
-static bool is_of(const struct seal_key *k, const struct seal_origin *o,
-                  const struct seal_space *space, const uint8_t *id)
+static bool is_of(const struct encryption_key *k, const struct encryption_origin *o,
+                  const struct encryption_space *space, const uint8_t *id)
 {
-    return k->origin == o && memcmp(k->id, id, SEAL_ID_BYTES) == 0 &&
+    return k->origin == o && memcmp(k->id, id, ENCRYPTION_ID_BYTES) == 0 &&
            memcmp(k->fingerprint, space->fingerprint, UCM_FINGERPRINT_BYTES) == 0 &&
            k->salt_bytes == space->salt_bytes &&
            (k->salt_bytes == 0 || memcmp(k->salt, space->salt, k->salt_bytes) == 0);
 }
 
-static struct seal_key *derived_find(const struct seal *s, const struct seal_origin *o,
-                                     const struct seal_space *space, const uint8_t *id)
+static struct encryption_key *derived_find(const struct encryption *s,
+                                           const struct encryption_origin *o,
+                                           const struct encryption_space *space, const uint8_t *id)
 {
-    struct seal_key *k = s->derived[bucket_of(space->fingerprint, id)];
+    struct encryption_key *k = s->derived[bucket_of(space->fingerprint, id)];
 
     while (k && !is_of(k, o, space, id))
         k = k->next;
     return k;
 }
 
-static int derived_new(struct seal *s, struct seal_origin *o, const struct key *from,
-                       const struct seal_space *space, struct seal_key **out)
+static int derived_new(struct encryption *s, struct encryption_origin *o, const struct key *from,
+                       const struct encryption_space *space, struct encryption_key **out)
 {
-    struct seal_key *k, **bucket = &s->derived[bucket_of(space->fingerprint, from->id)];
+    struct encryption_key *k, **bucket = &s->derived[bucket_of(space->fingerprint, from->id)];
     uint8_t *secret;
 
     assert(space->salt_bytes <= sizeof(k->salt));
     if (s->derived_n >= DERIVED_MAX)
         derived_drop(s, NULL, NULL);
-    secret = s->derived_n < 2 * DERIVED_MAX ? locked_new(SEAL_KEY_BYTES) : NULL;
+    secret = s->derived_n < 2 * DERIVED_MAX ? locked_new(ENCRYPTION_KEY_BYTES) : NULL;
     k = secret ? calloc(1, sizeof(*k)) : NULL;
-    if (!k || seal_derive(from->secret, space->salt, space->salt_bytes, "ucmd namespace 1",
-                          space->fingerprint, UCM_FINGERPRINT_BYTES, secret, SEAL_KEY_BYTES) < 0) {
-        locked_free(secret, SEAL_KEY_BYTES);
+    if (!k || encryption_derive(from->secret, space->salt, space->salt_bytes, "ucmd namespace 1",
+                                space->fingerprint, UCM_FINGERPRINT_BYTES, secret,
+                                ENCRYPTION_KEY_BYTES) < 0) {
+        locked_free(secret, ENCRYPTION_KEY_BYTES);
         free(k);
         return -ENOMEM;
     }
     k->secret = secret;
     k->origin = o;
-    memcpy(k->id, from->id, SEAL_ID_BYTES);
+    memcpy(k->id, from->id, ENCRYPTION_ID_BYTES);
     memcpy(k->fingerprint, space->fingerprint, UCM_FINGERPRINT_BYTES);
     k->salt_bytes = space->salt_bytes;
     if (space->salt_bytes > 0)
@@ -169,17 +171,17 @@ static int derived_new(struct seal *s, struct seal_origin *o, const struct key *
 
 static int name_compare(const void *left, const void *right)
 {
-    return strcmp(((const struct seal_origin *)left)->name,
-                  ((const struct seal_origin *)right)->name);
+    return strcmp(((const struct encryption_origin *)left)->name,
+                  ((const struct encryption_origin *)right)->name);
 }
 
-static struct seal_origin *origin_of(const struct seal *s, const char *tenant, size_t n)
+static struct encryption_origin *origin_of(const struct encryption *s, const char *tenant, size_t n)
 {
     unsigned low = 0, high = s ? s->n : 0;
 
     while (low < high) {
         unsigned mid = low + (high - low) / 2;
-        struct seal_origin *o = &s->origin[mid];
+        struct encryption_origin *o = &s->origin[mid];
         int order = strncmp(o->name, tenant, n);
 
         if (order == 0 && o->name[n] == '\0')
@@ -194,7 +196,8 @@ static struct seal_origin *origin_of(const struct seal *s, const char *tenant, s
 
 /* The tenant stands first in an identity: 16 bytes that say what this is, the name's length, the
  * name. */
-static struct seal_origin *origin_by(const struct seal *s, const uint8_t *identity, uint32_t bytes)
+static struct encryption_origin *origin_by(const struct encryption *s, const uint8_t *identity,
+                                           uint32_t bytes)
 {
     uint32_t n = bytes >= 20 ? get32(identity + 16) : UINT32_MAX;
 
@@ -202,57 +205,59 @@ static struct seal_origin *origin_by(const struct seal *s, const uint8_t *identi
                                                       : NULL;
 }
 
-bool seal_wanted(const struct seal *s, const char *tenant)
+bool encryption_wanted(const struct encryption *s, const char *tenant)
 {
     return origin_of(s, tenant, strlen(tenant)) != NULL;
 }
 
-bool seal_wanted_by(const struct seal *s, const uint8_t *identity, uint32_t identity_bytes)
+bool encryption_wanted_by(const struct encryption *s, const uint8_t *identity,
+                          uint32_t identity_bytes)
 {
     return origin_by(s, identity, identity_bytes) != NULL;
 }
 
-bool seal_awaited_by(const struct seal *s, const uint8_t *identity, uint32_t identity_bytes)
+bool encryption_awaited_by(const struct encryption *s, const uint8_t *identity,
+                           uint32_t identity_bytes)
 {
-    const struct seal_origin *o = origin_by(s, identity, identity_bytes);
+    const struct encryption_origin *o = origin_by(s, identity, identity_bytes);
 
     return o && o->n == 0 && o->source.busy;
 }
 
-bool seal_plaintext_allowed(const struct seal *s)
+bool encryption_plaintext_allowed(const struct encryption *s)
 {
     return !s || s->plaintext;
 }
 
-static int missing(struct seal_origin *o, const uint8_t *id)
+static int missing(struct encryption_origin *o, const uint8_t *id)
 {
-    uint64_t now_ms = uv_now(o->seal->loop);
-    char text[2 * SEAL_ID_BYTES + 1] = "the current one";
+    uint64_t now_ms = uv_now(o->encryption->loop);
+    char text[2 * ENCRYPTION_ID_BYTES + 1] = "the current one";
 
-    o->seal->metrics->seal_key_missing++;
+    o->encryption->metrics->encryption_key_missing++;
     if (now_ms < o->tell_ms)
         return -ENOKEY;
     o->tell_ms = now_ms + MISSING_MS;
     if (id)
         snprintf(text, sizeof(text), "%016" PRIx64, __builtin_bswap64(get64(id)));
     log_warn(MODULE, "key-missing",
-             "tenant=%s key=%s: what it has sealed is a miss, and stays where it is", o->name,
+             "tenant=%s key=%s: what it has encrypted is a miss, and stays where it is", o->name,
              text);
     return -ENOKEY;
 }
 
-int seal_key_take(struct seal *s, const struct seal_space *space, const uint8_t *id,
-                  struct seal_key **out)
+int encryption_key_take(struct encryption *s, const struct encryption_space *space,
+                        const uint8_t *id, struct encryption_key **out)
 {
-    struct seal_origin *o = origin_by(s, space->identity, space->identity_bytes);
+    struct encryption_origin *o = origin_by(s, space->identity, space->identity_bytes);
     const struct key *from = NULL;
-    struct seal_key *k;
+    struct encryption_key *k;
     int rc = 0;
 
     if (!o)
         return -ENOKEY;
     for (unsigned i = o->n; i > 0 && !from; i--)
-        if (!id || memcmp(o->key[i - 1].id, id, SEAL_ID_BYTES) == 0)
+        if (!id || memcmp(o->key[i - 1].id, id, ENCRYPTION_ID_BYTES) == 0)
             from = &o->key[i - 1];
     if (!from)
         return missing(o, id);
@@ -266,14 +271,14 @@ int seal_key_take(struct seal *s, const struct seal_space *space, const uint8_t 
     return 0;
 }
 
-void seal_key_drop(struct seal *s, struct seal_key *k)
+void encryption_key_drop(struct encryption *s, struct encryption_key *k)
 {
     if (--k->users > 0)
         return;
     if (!k->origin)
         derived_free(s, k);
     if (s->closing)
-        seal_free(s);
+        encryption_free(s);
 }
 
 /* ---- sources ---- */
@@ -281,33 +286,34 @@ void seal_key_drop(struct seal *s, struct seal_key *k)
 static void keys_free(struct key *key, unsigned n)
 {
     for (unsigned i = 0; i < n; i++)
-        locked_free(key[i].secret, SEAL_KEY_BYTES);
+        locked_free(key[i].secret, ENCRYPTION_KEY_BYTES);
 }
 
-static int keys_make(uint8_t secrets[SEAL_KEYS_MAX][SEAL_KEY_BYTES], unsigned n, struct key *out)
+static int keys_make(uint8_t secrets[ENCRYPTION_KEYS_MAX][ENCRYPTION_KEY_BYTES], unsigned n,
+                     struct key *out)
 {
     for (unsigned i = 0; i < n; i++) {
-        out[i].secret = locked_new(SEAL_KEY_BYTES);
-        if (!out[i].secret || seal_derive(secrets[i], NULL, 0, "ucmd key id 1", NULL, 0, out[i].id,
-                                          SEAL_ID_BYTES) < 0) {
+        out[i].secret = locked_new(ENCRYPTION_KEY_BYTES);
+        if (!out[i].secret || encryption_derive(secrets[i], NULL, 0, "ucmd key id 1", NULL, 0,
+                                                out[i].id, ENCRYPTION_ID_BYTES) < 0) {
             keys_free(out, i + 1);
             return -ENOMEM;
         }
-        memcpy(out[i].secret, secrets[i], SEAL_KEY_BYTES);
+        memcpy(out[i].secret, secrets[i], ENCRYPTION_KEY_BYTES);
     }
     return 0;
 }
 
 static bool has(const struct key *key, unsigned n, const uint8_t *id)
 {
-    while (n > 0 && memcmp(key[n - 1].id, id, SEAL_ID_BYTES) != 0)
+    while (n > 0 && memcmp(key[n - 1].id, id, ENCRYPTION_ID_BYTES) != 0)
         n--;
     return n > 0;
 }
 
-static void keys_take_over(struct seal_origin *o, const struct key *fresh, unsigned n)
+static void keys_take_over(struct encryption_origin *o, const struct key *fresh, unsigned n)
 {
-    struct key old[SEAL_KEYS_MAX];
+    struct key old[ENCRYPTION_KEYS_MAX];
     unsigned old_n = o->n, added = 0, gone = 0;
 
     KILL_POINT("keys-read");
@@ -319,7 +325,7 @@ static void keys_take_over(struct seal_origin *o, const struct key *fresh, unsig
     for (unsigned i = 0; i < old_n; i++) {
         if (has(fresh, n, old[i].id))
             continue;
-        derived_drop(o->seal, o, old[i].id);
+        derived_drop(o->encryption, o, old[i].id);
         gone++;
     }
     keys_free(old, old_n);
@@ -330,11 +336,12 @@ static void keys_take_over(struct seal_origin *o, const struct key *fresh, unsig
 
 static void source_done_cb(struct source *source, int status, const char *why)
 {
-    struct seal_origin *o =
-        (struct seal_origin *)((char *)source - offsetof(struct seal_origin, source));
-    uint8_t(*secrets)[SEAL_KEY_BYTES] = locked_new(SEAL_KEYS_MAX * SEAL_KEY_BYTES);
-    struct seal *s = o->seal;
-    struct key fresh[SEAL_KEYS_MAX];
+    struct encryption_origin *o =
+        (struct encryption_origin *)((char *)source - offsetof(struct encryption_origin, source));
+    uint8_t(*secrets)[ENCRYPTION_KEY_BYTES] =
+        locked_new(ENCRYPTION_KEYS_MAX * ENCRYPTION_KEY_BYTES);
+    struct encryption *s = o->encryption;
+    struct key fresh[ENCRYPTION_KEYS_MAX];
     char text[160] = "";
     unsigned n = 0;
 
@@ -345,11 +352,11 @@ static void source_done_cb(struct source *source, int status, const char *why)
     if (status == 0)
         status = keys_make(secrets, n, fresh);
     OPENSSL_cleanse(source->text, SOURCE_BYTES);
-    locked_free(secrets, SEAL_KEYS_MAX * SEAL_KEY_BYTES);
+    locked_free(secrets, ENCRYPTION_KEYS_MAX * ENCRYPTION_KEY_BYTES);
     s->busy--;
     if (s->closing) {
         keys_free(fresh, status == 0 ? n : 0);
-        seal_free(s);
+        encryption_free(s);
         return;
     }
     o->error[0] = '\0';
@@ -363,20 +370,20 @@ static void source_done_cb(struct source *source, int status, const char *why)
                   source->from, o->error, o->n);
 }
 
-static void origin_read(struct seal_origin *o)
+static void origin_read(struct encryption_origin *o)
 {
     if (o->n == 0 && !o->error[0])
         snprintf(o->error, sizeof(o->error), "they are being read");
-    o->seal->busy++;
+    o->encryption->busy++;
     source_read(&o->source);
 }
 
-int seal_reload(struct seal *s, const char *tenant)
+int encryption_reload(struct encryption *s, const char *tenant)
 {
     unsigned n = 0;
 
     for (unsigned i = 0; s && i < s->n; i++) {
-        struct seal_origin *o = &s->origin[i];
+        struct encryption_origin *o = &s->origin[i];
 
         if (tenant && strcmp(o->name, tenant) != 0)
             continue;
@@ -387,25 +394,27 @@ int seal_reload(struct seal *s, const char *tenant)
     return n > 0 || !tenant ? (int)n : -ENOENT;
 }
 
-bool seal_view(const struct seal *s, unsigned i, struct seal_tenant_view *out)
+bool encryption_view(const struct encryption *s, unsigned i, struct encryption_tenant_view *out)
 {
-    const struct seal_origin *o = s && i < s->n ? &s->origin[i] : NULL;
+    const struct encryption_origin *o = s && i < s->n ? &s->origin[i] : NULL;
 
     if (!o)
         return false;
-    *out = (struct seal_tenant_view){.tenant = o->name,
-                                     .source = o->source.from,
-                                     .error = o->error,
-                                     .keys = o->n,
-                                     .reading = o->source.busy};
+    *out = (struct encryption_tenant_view){.tenant = o->name,
+                                           .source = o->source.from,
+                                           .error = o->error,
+                                           .keys = o->n,
+                                           .reading = o->source.busy};
     for (unsigned k = 0; k < o->n; k++)
-        memcpy(out->id[k], o->key[k].id, SEAL_ID_BYTES);
+        memcpy(out->id[k], o->key[k].id, ENCRYPTION_ID_BYTES);
     return true;
 }
 
-bool seal_problem(const struct seal *s, const char *tenant, char text[SEAL_PROBLEM_BYTES])
+bool encryption_problem(const struct encryption *s, const char *tenant,
+                        char text[ENCRYPTION_PROBLEM_BYTES])
 {
-    const struct seal_origin *o = NULL, *own = tenant ? origin_of(s, tenant, strlen(tenant)) : NULL;
+    const struct encryption_origin *o = NULL,
+                                   *own = tenant ? origin_of(s, tenant, strlen(tenant)) : NULL;
 
     for (unsigned i = 0; s && i < s->n && !o; i++)
         o = s->origin[i].error[0] ? &s->origin[i] : NULL;
@@ -414,9 +423,9 @@ bool seal_problem(const struct seal *s, const char *tenant, char text[SEAL_PROBL
     if (own && own->error[0])
         o = own;
     if (tenant && o != own)
-        snprintf(text, SEAL_PROBLEM_BYTES, "keys of another tenant can't be read");
+        snprintf(text, ENCRYPTION_PROBLEM_BYTES, "keys of another tenant can't be read");
     else
-        snprintf(text, SEAL_PROBLEM_BYTES, "keys of tenant %s: %s%s", o->name, o->error,
+        snprintf(text, ENCRYPTION_PROBLEM_BYTES, "keys of tenant %s: %s%s", o->name, o->error,
                  o->n > 0 ? "; the keys read before are used"
                           : "; nothing of it is stored or read below DRAM");
     return true;
@@ -424,12 +433,12 @@ bool seal_problem(const struct seal *s, const char *tenant, char text[SEAL_PROBL
 
 /* ---- opening and closing ---- */
 
-static int origin_init(struct seal *s, struct seal_origin *o, const char *item,
+static int origin_init(struct encryption *s, struct encryption_origin *o, const char *item,
                        uint64_t deadline_ms)
 {
     size_t n = source_name_bytes(item);
 
-    o->seal = s;
+    o->encryption = s;
     memcpy(o->name, item, n);
     o->source.loop = s->loop;
     o->source.from = item + n + 1;
@@ -440,7 +449,7 @@ static int origin_init(struct seal *s, struct seal_origin *o, const char *item,
 }
 
 /* Nobody is served yet, and the keys are there, as a rule, before the first request. */
-static void files_await(struct seal *s)
+static void files_await(struct encryption *s)
 {
     uint64_t until_ms = uv_hrtime() / 1000000 + FILES_MS;
 
@@ -451,11 +460,11 @@ static void files_await(struct seal *s)
     }
 }
 
-int seal_open(uv_loop_t *loop, const struct config *config, struct metrics *metrics,
-              struct seal **out)
+int encryption_open(uv_loop_t *loop, const struct config *config, struct metrics *metrics,
+                    struct encryption **out)
 {
     const struct config_list *list = &config->encryption_tenants;
-    struct seal *s;
+    struct encryption *s;
     int rc;
 
     *out = NULL;
@@ -472,7 +481,7 @@ int seal_open(uv_loop_t *loop, const struct config *config, struct metrics *metr
     for (size_t i = 0; s->origin && i < list->n && rc == 0; i++, s->n++)
         rc = origin_init(s, &s->origin[i], list->item[i], config->encryption_deadline_ms);
     if (!s->origin || rc < 0) {
-        seal_free(s);
+        encryption_free(s);
         return -ENOMEM;
     }
     qsort(s->origin, s->n, sizeof(*s->origin), name_compare);
@@ -486,7 +495,7 @@ int seal_open(uv_loop_t *loop, const struct config *config, struct metrics *metr
 }
 
 /* Once no source is being read and no key is in use. */
-static void seal_free(struct seal *s)
+static void encryption_free(struct encryption *s)
 {
     derived_drop(s, NULL, NULL);
     if (s->busy > 0 || s->derived_n > 0)
@@ -497,10 +506,10 @@ static void seal_free(struct seal *s)
     }
     free(s->origin);
     free(s);
-    seal_memory_drop();
+    encryption_memory_drop();
 }
 
-void seal_close(struct seal *s)
+void encryption_close(struct encryption *s)
 {
     if (!s)
         return;
@@ -509,5 +518,5 @@ void seal_close(struct seal *s)
     for (unsigned i = 0; i < s->n; i++)
         source_stop(&s->origin[i].source);
     s->busy--;
-    seal_free(s);
+    encryption_free(s);
 }

@@ -1,4 +1,4 @@
-#include "daemon/seal/box.h"
+#include "daemon/encryption/box.h"
 
 #include "daemon/format/bytes.h"
 
@@ -29,17 +29,17 @@ static void fetch(void)
     hkdf = EVP_KDF_fetch(NULL, "HKDF", NULL);
 }
 
-int seal_derive(const uint8_t key[SEAL_KEY_BYTES], const void *salt, size_t salt_bytes,
-                const char *label, const void *info, size_t info_bytes, uint8_t *out,
-                size_t out_bytes)
+int encryption_derive(const uint8_t key[ENCRYPTION_KEY_BYTES], const void *salt, size_t salt_bytes,
+                      const char *label, const void *info, size_t info_bytes, uint8_t *out,
+                      size_t out_bytes)
 {
-    uint8_t text[LABEL_MAX + SEAL_CONTEXT_MAX];
+    uint8_t text[LABEL_MAX + ENCRYPTION_CONTEXT_MAX];
     size_t n = strlen(label) + 1;
     EVP_KDF_CTX *ctx;
     OSSL_PARAM p[5], *at = p;
     int ok;
 
-    assert(n <= LABEL_MAX && info_bytes <= SEAL_CONTEXT_MAX);
+    assert(n <= LABEL_MAX && info_bytes <= ENCRYPTION_CONTEXT_MAX);
     memcpy(text, label, n);
     if (info_bytes > 0)
         memcpy(text + n, info, info_bytes);
@@ -48,7 +48,8 @@ int seal_derive(const uint8_t key[SEAL_KEY_BYTES], const void *salt, size_t salt
     if (!ctx)
         return -ENOMEM;
     *at++ = OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, (char *)"SHA256", 0);
-    *at++ = OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_KEY, (void *)key, SEAL_KEY_BYTES);
+    *at++ =
+        OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_KEY, (void *)key, ENCRYPTION_KEY_BYTES);
     if (salt_bytes > 0)
         *at++ = OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_SALT, (void *)salt, salt_bytes);
     *at++ = OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_INFO, text, n + info_bytes);
@@ -58,7 +59,7 @@ int seal_derive(const uint8_t key[SEAL_KEY_BYTES], const void *salt, size_t salt
     return ok == 1 ? 0 : -ENOMEM;
 }
 
-int seal_random(void *out, size_t bytes)
+int encryption_random(void *out, size_t bytes)
 {
     uint8_t *at = out;
 
@@ -73,31 +74,31 @@ int seal_random(void *out, size_t bytes)
     return 0;
 }
 
-int seal_box_begin(struct seal_box *b, const uint8_t key[SEAL_KEY_BYTES], const void *context,
-                   size_t context_bytes, bool sealing)
+int encryption_box_begin(struct encryption_box *b, const uint8_t key[ENCRYPTION_KEY_BYTES],
+                         const void *context, size_t context_bytes, bool encrypting)
 {
-    uint8_t own[SEAL_KEY_BYTES];
+    uint8_t own[ENCRYPTION_KEY_BYTES];
     int rc;
 
-    assert(context_bytes <= SEAL_CONTEXT_MAX);
+    assert(context_bytes <= ENCRYPTION_CONTEXT_MAX);
     b->ctx = NULL;
-    rc = seal_derive(key, NULL, 0, "ucmd record 1", context, context_bytes, own, sizeof(own));
+    rc = encryption_derive(key, NULL, 0, "ucmd record 1", context, context_bytes, own, sizeof(own));
     if (rc < 0)
         return rc;
     b->ctx = gcm ? EVP_CIPHER_CTX_new() : NULL;
-    if (!b->ctx || EVP_CipherInit_ex2(b->ctx, gcm, own, NULL, sealing, NULL) != 1)
+    if (!b->ctx || EVP_CipherInit_ex2(b->ctx, gcm, own, NULL, encrypting, NULL) != 1)
         rc = -ENOMEM;
     OPENSSL_cleanse(own, sizeof(own));
     return rc;
 }
 
-void seal_box_close(struct seal_box *b)
+void encryption_box_close(struct encryption_box *b)
 {
     EVP_CIPHER_CTX_free(b->ctx); /* cleanses the key schedule */
     b->ctx = NULL;
 }
 
-static bool update(struct seal_box *b, const uint8_t *in, uint8_t *out, uint64_t bytes)
+static bool update(struct encryption_box *b, const uint8_t *in, uint8_t *out, uint64_t bytes)
 {
     int done;
 
@@ -115,8 +116,8 @@ static bool update(struct seal_box *b, const uint8_t *in, uint8_t *out, uint64_t
 }
 
 /* All but the tag. */
-static bool run(struct seal_box *b, uint32_t number, const struct seal_aad *aad, unsigned n_aad,
-                const void *in, void *out, uint64_t bytes)
+static bool run(struct encryption_box *b, uint32_t number, const struct encryption_aad *aad,
+                unsigned n_aad, const void *in, void *out, uint64_t bytes)
 {
     uint8_t nonce[NONCE_BYTES] = {0};
 
@@ -129,31 +130,33 @@ static bool run(struct seal_box *b, uint32_t number, const struct seal_aad *aad,
     return update(b, in, out, bytes);
 }
 
-int seal_box_seal(struct seal_box *b, uint32_t number, const struct seal_aad *aad, unsigned n_aad,
-                  const void *in, void *out, uint64_t bytes, uint8_t tag[SEAL_TAG_BYTES])
+int encryption_box_encrypt(struct encryption_box *b, uint32_t number,
+                           const struct encryption_aad *aad, unsigned n_aad, const void *in,
+                           void *out, uint64_t bytes, uint8_t tag[ENCRYPTION_TAG_BYTES])
 {
-    uint8_t rest[SEAL_TAG_BYTES];
+    uint8_t rest[ENCRYPTION_TAG_BYTES];
     int n;
 
     if (!run(b, number, aad, n_aad, in, out, bytes) || EVP_CipherFinal_ex(b->ctx, rest, &n) != 1 ||
-        EVP_CIPHER_CTX_ctrl(b->ctx, EVP_CTRL_AEAD_GET_TAG, SEAL_TAG_BYTES, tag) != 1)
+        EVP_CIPHER_CTX_ctrl(b->ctx, EVP_CTRL_AEAD_GET_TAG, ENCRYPTION_TAG_BYTES, tag) != 1)
         return -ENOMEM;
     return 0;
 }
 
-int seal_box_open(struct seal_box *b, uint32_t number, const struct seal_aad *aad, unsigned n_aad,
-                  const void *in, void *out, uint64_t bytes, const uint8_t tag[SEAL_TAG_BYTES])
+int encryption_box_decrypt(struct encryption_box *b, uint32_t number,
+                           const struct encryption_aad *aad, unsigned n_aad, const void *in,
+                           void *out, uint64_t bytes, const uint8_t tag[ENCRYPTION_TAG_BYTES])
 {
-    uint8_t rest[SEAL_TAG_BYTES];
+    uint8_t rest[ENCRYPTION_TAG_BYTES];
     int n;
 
     if (!run(b, number, aad, n_aad, in, out, bytes) ||
-        EVP_CIPHER_CTX_ctrl(b->ctx, EVP_CTRL_AEAD_SET_TAG, SEAL_TAG_BYTES, (void *)tag) != 1)
+        EVP_CIPHER_CTX_ctrl(b->ctx, EVP_CTRL_AEAD_SET_TAG, ENCRYPTION_TAG_BYTES, (void *)tag) != 1)
         return -ENOMEM;
     return EVP_CipherFinal_ex(b->ctx, rest, &n) == 1 ? 0 : -EBADMSG;
 }
 
-/* ---- memory for what was sealed ---- */
+/* ---- memory for what was encrypted ---- */
 
 #define KEPT 64u
 #define KEPT_BYTES (64ull << 20)
@@ -168,7 +171,7 @@ static struct {
     uint64_t bytes;
 } kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-void *seal_memory_take(uint64_t bytes)
+void *encryption_memory_take(uint64_t bytes)
 {
     void *memory = NULL;
 
@@ -184,7 +187,7 @@ void *seal_memory_take(uint64_t bytes)
     return memory ? memory : aligned_alloc(4096, bytes);
 }
 
-void seal_memory_give(void *memory, uint64_t bytes)
+void encryption_memory_give(void *memory, uint64_t bytes)
 {
     if (!memory)
         return;
@@ -205,7 +208,7 @@ void seal_memory_give(void *memory, uint64_t bytes)
     free(memory);
 }
 
-void seal_memory_drop(void)
+void encryption_memory_drop(void)
 {
     (void)pthread_mutex_lock(&kept.lock);
     while (kept.n > 0)

@@ -1,7 +1,7 @@
-#include "daemon/seal/secrets.h"
+#include "daemon/encryption/secrets.h"
 
 #include "daemon/base/log.h"
-#include "daemon/seal/aside.h"
+#include "daemon/encryption/aside.h"
 
 #include <errno.h>
 #include <openssl/crypto.h>

@@ -1,10 +1,10 @@
-#include "daemon/seal/secrets_file.h"
+#include "daemon/encryption/secrets_file.h"
 
 #include "daemon/base/kill_point.h"
+#include "daemon/encryption/box.h"
 #include "daemon/format/bytes.h"
 #include "daemon/format/checksum.h"
 #include "daemon/format/io.h"
-#include "daemon/seal/box.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -68,10 +68,10 @@ static int temp_write(int directory, const uint8_t *fingerprint, char temp[TEMP_
 {
     uint8_t bytes[FILE_BYTES], secret[SHARE_SECRET_BYTES];
     uint64_t number;
-    int rc = seal_random(&number, sizeof(number)), fd;
+    int rc = encryption_random(&number, sizeof(number)), fd;
 
     if (rc == 0)
-        rc = seal_random(secret, sizeof(secret));
+        rc = encryption_random(secret, sizeof(secret));
     if (rc < 0)
         return rc;
     snprintf(temp, TEMP_BYTES, ".tmp-%016" PRIx64, number);

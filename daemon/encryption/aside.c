@@ -1,4 +1,4 @@
-#include "daemon/seal/aside.h"
+#include "daemon/encryption/aside.h"
 
 #include "daemon/base/detached.h"
 

@@ -1,8 +1,8 @@
 /* Secrets of namespaces in a directory that hosts have in common: one file each, named by the
  * fingerprint (docs/design/storage-format.md, "Secrets of namespaces"). Any thread; all of it
  * blocks for as long as the directory's file system does. */
-#ifndef UCMD_SEAL_SECRETS_FILE_H
-#define UCMD_SEAL_SECRETS_FILE_H
+#ifndef UCMD_ENCRYPTION_SECRETS_FILE_H
+#define UCMD_ENCRYPTION_SECRETS_FILE_H
 
 #include "daemon/share/share.h"
 

@@ -1,11 +1,11 @@
-#include "daemon/seal/secrets.h"
+#include "daemon/encryption/secrets.h"
 #include "daemon/share/share_internal.h"
 
 int share_secrets_open(struct share *s, void (*changed_cb)(void *ctx))
 {
     const struct share_settings *set = &s->settings;
 
-    if (!set->seal || !set->secrets || set->secrets[0] == '\0')
+    if (!set->encryption || !set->secrets || set->secrets[0] == '\0')
         return 0;
     return secrets_open(set->loop, set->secrets, set->secrets_ms, changed_cb, s, &s->secrets);
 }

@@ -1,4 +1,4 @@
-#include "daemon/seal/source.h"
+#include "daemon/encryption/source.h"
 
 #include "daemon/format/io.h"
 
@@ -37,11 +37,11 @@ static int digit_of(char c)
                                   : -1;
 }
 
-static bool key_parse(const char *line, size_t n, uint8_t key[SEAL_KEY_BYTES])
+static bool key_parse(const char *line, size_t n, uint8_t key[ENCRYPTION_KEY_BYTES])
 {
-    if (n != 2 * SEAL_KEY_BYTES)
+    if (n != 2 * ENCRYPTION_KEY_BYTES)
         return false;
-    for (size_t i = 0; i < SEAL_KEY_BYTES; i++) {
+    for (size_t i = 0; i < ENCRYPTION_KEY_BYTES; i++) {
         int high = digit_of(line[2 * i]), low = digit_of(line[2 * i + 1]);
 
         if (high < 0 || low < 0)
@@ -52,25 +52,26 @@ static bool key_parse(const char *line, size_t n, uint8_t key[SEAL_KEY_BYTES])
 }
 
 /* At the end, and not where it was before. */
-static int key_add(uint8_t keys[SEAL_KEYS_MAX][SEAL_KEY_BYTES], unsigned *n,
-                   const uint8_t key[SEAL_KEY_BYTES])
+static int key_add(uint8_t keys[ENCRYPTION_KEYS_MAX][ENCRYPTION_KEY_BYTES], unsigned *n,
+                   const uint8_t key[ENCRYPTION_KEY_BYTES])
 {
     for (unsigned i = 0; i < *n; i++) {
-        if (CRYPTO_memcmp(keys[i], key, SEAL_KEY_BYTES) != 0)
+        if (CRYPTO_memcmp(keys[i], key, ENCRYPTION_KEY_BYTES) != 0)
             continue;
-        memmove(keys[i], keys[i + 1], (size_t)(--*n - i) * SEAL_KEY_BYTES);
+        memmove(keys[i], keys[i + 1], (size_t)(--*n - i) * ENCRYPTION_KEY_BYTES);
         break;
     }
-    if (*n == SEAL_KEYS_MAX)
+    if (*n == ENCRYPTION_KEYS_MAX)
         return -ENOSPC;
-    memcpy(keys[(*n)++], key, SEAL_KEY_BYTES);
+    memcpy(keys[(*n)++], key, ENCRYPTION_KEY_BYTES);
     return 0;
 }
 
-int source_parse(const char *text, size_t n, uint8_t keys[SEAL_KEYS_MAX][SEAL_KEY_BYTES],
-                 unsigned *count, char why[160])
+int source_parse(const char *text, size_t n,
+                 uint8_t keys[ENCRYPTION_KEYS_MAX][ENCRYPTION_KEY_BYTES], unsigned *count,
+                 char why[160])
 {
-    uint8_t key[SEAL_KEY_BYTES];
+    uint8_t key[ENCRYPTION_KEY_BYTES];
     unsigned line = 0;
     int rc = 0;
 
@@ -85,7 +86,7 @@ int source_parse(const char *text, size_t n, uint8_t keys[SEAL_KEYS_MAX][SEAL_KE
         if (bytes > 0 && *at != '#') {
             rc = key_parse(at, bytes, key) ? key_add(keys, count, key) : -EINVAL;
             if (rc == -ENOSPC)
-                snprintf(why, 160, "more than %u keys", SEAL_KEYS_MAX);
+                snprintf(why, 160, "more than %u keys", ENCRYPTION_KEYS_MAX);
             else if (rc < 0)
                 snprintf(why, 160,
                          "line %u has %zu bytes and should be a key, 64 hexadecimal digits: "

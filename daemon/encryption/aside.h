@@ -9,8 +9,8 @@
  * - A struct aside has one such call at most: while it hangs no other one begins.
  *
  * Threads: the event loop, except run_cb and free_cb. */
-#ifndef UCMD_SEAL_ASIDE_H
-#define UCMD_SEAL_ASIDE_H
+#ifndef UCMD_ENCRYPTION_ASIDE_H
+#define UCMD_ENCRYPTION_ASIDE_H
 
 #include <stdbool.h>
 #include <stdint.h>
