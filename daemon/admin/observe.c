@@ -4,7 +4,7 @@
 #include "daemon/base/numa.h"
 #include "daemon/encryption/encryption.h"
 #include "daemon/index/policy.h"
-#include "daemon/request/walk.h"
+#include "daemon/request/transfer.h"
 #include "daemon/snapshot/snapshot.h"
 
 #include <assert.h>
@@ -163,10 +163,11 @@ static void tenants_read(struct exposition *x, struct index *ix)
     memcpy(x->tenant, tenants->at, tenants->n * sizeof(x->tenant[0]));
 }
 
-/* Since when a walk waits for a slot; 0: it does not, or the request is no walk. */
+/* Since when a transfer waits for a slot; 0: it does not, or the request is no transfer. */
 static uint64_t waits_since(const struct request *r)
 {
-    return r->stop_cb == walk_stop_cb ? LIST_ENTRY(r, const struct walk, r)->slot_wait_ns : 0;
+    return r->stop_cb == transfer_stop_cb ? LIST_ENTRY(r, const struct transfer, r)->slot_wait_ns
+                                          : 0;
 }
 
 static void waiters_read(struct metrics *m, const struct requests *rq)

@@ -1,6 +1,6 @@
 /* gather: single layers of blocks into entries of a worker's block pool.
  *
- * The items of one block are the pieces of one item of the walk: one read brings the part into
+ * The items of one block are the pieces of one item of the transfer: one read brings the part into
  * DRAM, or from the first to the last of the layers that they name, if that is little of it
  * (layers_get); and its pieces go in one batch. To a device a piece is a copy as any, of a
  * span of one layer, and the pool's planes are those of a part with one layer. */
@@ -32,13 +32,13 @@ struct gather {
     uint8_t slowest;             /* enum metric_tier that a part came from */
 };
 
-static struct gather *gather_of(struct walk *w)
+static struct gather *gather_of(struct transfer *w)
 {
     return LIST_ENTRY(w, struct gather, c.w);
 }
 
 /* Pieces of an item. */
-static uint32_t pieces_of(const struct walk *w, uint32_t at)
+static uint32_t pieces_of(const struct transfer *w, uint32_t at)
 {
     const struct copies *c = LIST_ENTRY(w, const struct copies, w);
 
@@ -172,10 +172,10 @@ const struct feature block_pool_feature = {.requests_bytes = sizeof(struct layer
                                            .open_cb = pool_open};
 
 /* From the first to the last of the layers that its pieces name. As layers_get. */
-static int item_get(struct gather *f, const struct walk_item *it)
+static int item_get(struct gather *f, const struct transfer_item *it)
 {
     const struct gather_piece *p = &f->pieces[f->c.blocks[it->at]];
-    struct walk *w = &f->c.w;
+    struct transfer *w = &f->c.w;
     uint32_t first = p->layer, last = first;
 
     for (uint32_t i = 1, n = pieces_of(w, it->at); i < n; i++) {
@@ -186,19 +186,19 @@ static int item_get(struct gather *f, const struct walk_item *it)
                       read_priority(w), f->c.region->region->device->node, &w->spare->w);
 }
 
-static int gather_begin(struct walk *w, const struct walk_item *it)
+static int gather_begin(struct transfer *w, const struct transfer_item *it)
 {
     struct gather *f = gather_of(w);
     struct copy_batch *b;
-    int rc = walk_reserve(w);
+    int rc = transfer_reserve(w);
 
     if (rc == 0)
         rc = batch_reserve(&f->c, it, &b);
     if (rc != 0)
         return rc;
-    rc = walk_gives_way(w, it) ? -EBUSY : item_get(f, it);
+    rc = transfer_gives_way(w, it) ? -EBUSY : item_get(f, it);
     if (rc == CACHE_PENDING)
-        walk_wait(w, it);
+        transfer_wait(w, it);
     if (rc != CACHE_READY)
         return rc;
     cache_prefetch_used(w->modules->cache, it->ref);
@@ -206,7 +206,7 @@ static int gather_begin(struct walk *w, const struct walk_item *it)
     return 0;
 }
 
-static int gather_ready(struct walk *w, struct item_wait *iw, int status)
+static int gather_ready(struct transfer *w, struct item_wait *iw, int status)
 {
     struct gather *f = gather_of(w);
     uint8_t tier = iw->w.shared ? METRIC_SHARED : METRIC_NVME;
@@ -220,7 +220,7 @@ static int gather_ready(struct walk *w, struct item_wait *iw, int status)
 }
 
 /* Ends the reference to what was read for an item. */
-static void item_put(struct walk *w, uint32_t at, struct cache_layers *layers)
+static void item_put(struct transfer *w, uint32_t at, struct cache_layers *layers)
 {
     if (layers)
         layers_put(layers);
@@ -228,7 +228,7 @@ static void item_put(struct walk *w, uint32_t at, struct cache_layers *layers)
         cache_unref(w->modules->cache, w->refs[at], w->part);
 }
 
-static void gather_drop(struct walk *w, struct item_wait *iw)
+static void gather_drop(struct transfer *w, struct item_wait *iw)
 {
     item_put(w, iw->it.at, iw->w.layers);
     cache_released(w->modules->cache);
@@ -238,7 +238,7 @@ static void gather_drop(struct walk *w, struct item_wait *iw)
 static int gather_add(struct copy_batch *b, const struct batch_item *item)
 {
     const struct gather *f = LIST_ENTRY(b->c, const struct gather, c);
-    const struct walk *w = &f->c.w;
+    const struct transfer *w = &f->c.w;
     const struct gather_piece *p = &f->pieces[f->c.blocks[item->at]];
     uint32_t before = b->job.n_items;
     struct span span, layer;
@@ -269,7 +269,7 @@ static void gather_put(struct copies *c, const struct copy_batch *b, const struc
 
 static void gather_count(struct gather *f)
 {
-    struct walk *w = &f->c.w;
+    struct transfer *w = &f->c.w;
 
     w->ns->tenant->metrics->load_bytes += w->bytes;
     w->ns->traffic.load_bytes += w->bytes;
@@ -277,7 +277,7 @@ static void gather_count(struct gather *f)
                   1);
 }
 
-static void gather_finish(struct walk *w)
+static void gather_finish(struct transfer *w)
 {
     struct gather *f = gather_of(w);
     struct msg_gather_r r = {.status = {f->status, f->c.n_copies}, .bytes = w->bytes};
@@ -297,17 +297,17 @@ static void gather_finish(struct walk *w)
     }
     if (w->r.trace)
         w->r.trace->ok = items_ok;
-    walk_end(w, &r);
+    transfer_end(w, &r);
 }
 
-static const struct copy_kind gather_kind = {.walk = {.weight = pieces_of,
-                                                      .begin = gather_begin,
-                                                      .ready = gather_ready,
-                                                      .again = copies_again,
-                                                      .drop = gather_drop,
-                                                      .send = copies_send,
-                                                      .stop = copies_stop,
-                                                      .finish = gather_finish},
+static const struct copy_kind gather_kind = {.transfer = {.weight = pieces_of,
+                                                          .begin = gather_begin,
+                                                          .ready = gather_ready,
+                                                          .again = copies_again,
+                                                          .drop = gather_drop,
+                                                          .send = copies_send,
+                                                          .stop = copies_stop,
+                                                          .finish = gather_finish},
                                              .op = DEVICE_LOAD,
                                              .job_items = JOB_ITEMS,
                                              .add = gather_add,
@@ -355,7 +355,7 @@ static int keys_find(struct call *call, struct gather *f, const uint8_t *keys)
     for (uint32_t i = 0; i < f->c.w.n_keys; i++)
         memcpy(named + (size_t)i * key_bytes,
                keys + (size_t)f->pieces[f->c.blocks[i]].index * key_bytes, key_bytes);
-    (void)walk_find(&f->c.w, named, false); /* missed pieces are counted at the end */
+    (void)transfer_find(&f->c.w, named, false); /* missed pieces are counted at the end */
     free(named);
     return 0;
 }
@@ -363,7 +363,7 @@ static int keys_find(struct call *call, struct gather *f, const uint8_t *keys)
 /* The same of a sequence's blocks. */
 static void sequence_find(struct gather *f, struct sequence *ch)
 {
-    struct walk *w = &f->c.w;
+    struct transfer *w = &f->c.w;
 
     for (uint32_t i = 0; i < w->n_keys; i++)
         sequence_block_set(w, ch, i, f->pieces[f->c.blocks[i]].index);
@@ -387,8 +387,8 @@ static struct gather *gather_new(struct call *call, const struct msg_gather *m,
                       m->items.n, UCM_GATHER_ITEM_BYTES);
         return NULL;
     }
-    f = walk_new(call, &gather_kind.walk, &view, most, m->deadline_ms,
-                 sizeof(*f) + n * (sizeof(*f->pieces) + 1) + most * sizeof(*f->c.blocks));
+    f = transfer_new(call, &gather_kind.transfer, &view, most, m->deadline_ms,
+                     sizeof(*f) + n * (sizeof(*f->pieces) + 1) + most * sizeof(*f->c.blocks));
     if (!f)
         return NULL;
     f->pieces = (struct gather_piece *)(f + 1);
@@ -431,6 +431,6 @@ int method_gather(struct call *call)
     f->c.region = region;
     list_push_back(&region->users, &f->c.link);
     f->c.w.modules->metrics->gathers++;
-    walk_pump(&f->c.w);
+    transfer_pump(&f->c.w);
     return 0;
 }

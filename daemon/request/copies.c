@@ -95,8 +95,8 @@ void *copies_new(struct call *call, const struct copy_kind *kind, const struct c
 
     if (p->raw)
         view = (struct view){.ns = {view.ns[view.n - 1]}, .n = 1};
-    c = walk_new(call, &kind->walk, &view, n_keys, p->deadline_ms,
-                 blocks_at + n_keys * sizeof(*c->blocks));
+    c = transfer_new(call, &kind->transfer, &view, n_keys, p->deadline_ms,
+                     blocks_at + n_keys * sizeof(*c->blocks));
     if (!c)
         return NULL;
     c->kind = kind;
@@ -129,7 +129,7 @@ void *copies_new(struct call *call, const struct copy_kind *kind, const struct c
 
 uint64_t copies_end(struct copies *c, struct histogram took[METRIC_SIZES])
 {
-    const struct walk *w = &c->w;
+    const struct transfer *w = &c->w;
     enum metric_size size = w->bytes <= 1u << 20    ? METRIC_LE_1MIB
                             : w->bytes <= 64u << 20 ? METRIC_LE_64MIB
                                                     : METRIC_GT_64MIB;
@@ -193,7 +193,7 @@ static void item_end(struct copy_batch *b, const struct batch_item *i, enum ucm_
     else
         cache_unref(c->w.modules->cache, c->w.refs[i->at], c->w.part);
     if (!ok)
-        walk_status(&c->w, i->at, status);
+        transfer_status(&c->w, i->at, status);
     c->w.held_bytes -= b->slot_bytes;
 }
 
@@ -254,7 +254,7 @@ static void unfit_end(struct copy_batch *b)
 
 void batch_end(struct copy_batch *b, enum ucm_block_status status)
 {
-    struct walk *w = &b->c->w;
+    struct transfer *w = &b->c->w;
     struct metrics *m = w->modules->metrics;
     bool load = b->job.op == DEVICE_LOAD;
     uint64_t copies = 0, bytes;
@@ -294,9 +294,10 @@ bool job_submit(struct copy_batch *b, struct device_job *job,
     job->event = c->event;
     job->deadline_ms = c->w.r.deadline.at_ms;
     job->who = tenant_who(c->w.ns->tenant);
-    /* A device cuts jobs into pieces, and begins none of a large walk's while a small one waits. */
+    /* A device cuts jobs into pieces, and begins none of a large transfer's while a small one
+     * waits. */
     job->priority = c->w.priority;
-    if (!walk_large(&c->w) && c->w.priority < WALK_PRIORITY_MAX)
+    if (!transfer_large(&c->w) && c->w.priority < TRANSFER_PRIORITY_MAX)
         job->priority++;
     job->beside = c->beside;
     /* One fragment a slot is too narrow for slices; but beside others only a companion decodes. */
@@ -330,7 +331,7 @@ enum ucm_block_status job_ended(struct copies *c, const struct device_job *job, 
     return UCM_BLOCK_DEVICE;
 }
 
-/* ---- for walk_kind ---- */
+/* ---- for transfer_kind ---- */
 
 static void batch_done_cb(struct device_job *job, int status)
 {
@@ -344,7 +345,7 @@ static void batch_done_cb(struct device_job *job, int status)
                  job->error.text);
     batch_end(b, outcome);
     c->jobs--;
-    walk_pump(&c->w);
+    transfer_pump(&c->w);
 }
 
 static bool batch_send(struct copy_batch *b)
@@ -354,7 +355,7 @@ static bool batch_send(struct copy_batch *b)
     return send ? send(b) : job_submit(b, &b->job, batch_done_cb);
 }
 
-int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batch **out)
+int batch_reserve(struct copies *c, const struct transfer_item *it, struct copy_batch **out)
 {
     uint32_t copies = c->w.kind->weight ? c->w.kind->weight(&c->w, it->at) : 1;
     struct copy_batch **open = &c->open[1];
@@ -385,7 +386,7 @@ int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batc
     return *open ? 0 : -ENOMEM;
 }
 
-int copies_again(struct walk *w)
+int copies_again(struct transfer *w)
 {
     struct copies *c = LIST_ENTRY(w, struct copies, w);
 
@@ -398,7 +399,7 @@ int copies_again(struct walk *w)
             return rc;
         list_remove(&iw->link);
         if (rc != 0) {
-            walk_drop(iw, rc == -EXDEV ? UCM_BLOCK_MISS : UCM_BLOCK_NO_ROOM);
+            transfer_drop(iw, rc == -EXDEV ? UCM_BLOCK_MISS : UCM_BLOCK_NO_ROOM);
             continue;
         }
         w->held_bytes -= iw->slot_bytes;
@@ -420,7 +421,7 @@ struct copy_batch *batch_open(struct copies *c, unsigned open)
     return c->w.yielded ? NULL : b;
 }
 
-int copies_send(struct walk *w)
+int copies_send(struct transfer *w)
 {
     struct copies *c = LIST_ENTRY(w, struct copies, w);
 
@@ -438,7 +439,7 @@ int copies_send(struct walk *w)
     return c->jobs > 0 || c->open[0] || c->open[1];
 }
 
-void copies_stop(struct walk *w)
+void copies_stop(struct transfer *w)
 {
     struct copies *c = LIST_ENTRY(w, struct copies, w);
 

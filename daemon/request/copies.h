@@ -1,19 +1,19 @@
-/* Walks whose items a device copies: load, dump and gather. An item that has its slot joins an open
- * batch of its form; a batch becomes one device job, or of a load in steps several; when the job
- * ends, the slots are given back.
+/* Transfers whose items a device copies: load, dump and gather. An item that has its slot joins an
+ * open batch of its form; a batch becomes one device job, or of a load in steps several; when the
+ * job ends, the slots are given back.
  *
  * Jobs are awaited whatever happens, since the device may still touch the worker's pages. */
 #ifndef UCMD_REQUEST_COPIES_H
 #define UCMD_REQUEST_COPIES_H
 
-#include "daemon/request/walk.h"
+#include "daemon/request/transfer.h"
 
 struct copies;
 struct batch_item;
 struct copy_batch;
 
 struct copy_kind {
-    struct walk_kind walk; /* of a struct copies */
+    struct transfer_kind transfer; /* of a struct copies */
     enum device_op op;
     uint32_t job_items; /* at most */
     /* Adds the copies of an item to its batch's job. 0; or -EINVAL, and none was added. NULL: one
@@ -27,9 +27,9 @@ struct copy_kind {
     void (*put)(struct copies *c, const struct copy_batch *b, const struct batch_item *i, bool ok);
 };
 
-/* Such a walk has one part. */
+/* Such a transfer has one part. */
 struct copies {
-    struct walk w;
+    struct transfer w;
     const struct copy_kind *kind;
     struct registered *region;
     struct list link; /* in region->users */
@@ -87,14 +87,14 @@ int numbers_distinct(struct call *call, const uint32_t *numbers, uint32_t n, uin
 /* Its items have ended, and so has its reference to the region. If it has copied anything, how long
  * it took is counted in the histogram of its size, and returned; else 0. NULL: not here. */
 uint64_t copies_end(struct copies *c, struct histogram took[METRIC_SIZES]);
-/* As in walk_kind. `again` puts items that were read into open batches. */
-int copies_again(struct walk *w);
-int copies_send(struct walk *w);
-void copies_stop(struct walk *w);
+/* As in transfer_kind. `again` puts items that were read into open batches. */
+int copies_again(struct transfer *w);
+int copies_send(struct transfer *w);
+void copies_stop(struct transfer *w);
 
 /* A place for that item in an open batch of its form; 0, -EAGAIN, -ENOMEM. -EXDEV: the region can't
  * have that form; the item misses, as it would if it was not there. */
-int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batch **out);
+int batch_reserve(struct copies *c, const struct transfer_item *it, struct copy_batch **out);
 /* What the open batch of that number has; NULL: it may still get items, or there is none. One
  * without items is freed. */
 struct copy_batch *batch_open(struct copies *c, unsigned open);
@@ -125,9 +125,9 @@ struct load_shifts {
 size_t steps_memory(uint32_t layers);
 /* Sets up zeroed memory of steps_memory bytes as c->steps. */
 void steps_init(struct copies *c, void *memory, uint32_t step);
-/* As in copy_kind, and in its walk_kind. */
+/* As in copy_kind, and in its transfer_kind. */
 bool steps_send_batch(struct copy_batch *b);
-int steps_send(struct walk *w);
-void steps_stop(struct walk *w);
+int steps_send(struct transfer *w);
+void steps_stop(struct transfer *w);
 
 #endif

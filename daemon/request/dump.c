@@ -35,24 +35,24 @@ struct durable_wait {
 static void durable_done_cb(struct cache_durable *d, int status)
 {
     struct durable_wait *dw = LIST_ENTRY(d, struct durable_wait, d);
-    struct walk *w = dw->dump ? &dw->dump->c.w : NULL;
+    struct transfer *w = dw->dump ? &dw->dump->c.w : NULL;
 
     list_remove(&dw->link);
     if (w) {
         if (w->r.trace)
             trace_span(w->r.trace, SPAN_DURABLE, SPAN_LESS);
-        walk_status(w, dw->at, status == 0 ? dw->status : UCM_BLOCK_NOT_DURABLE);
+        transfer_status(w, dw->at, status == 0 ? dw->status : UCM_BLOCK_NOT_DURABLE);
         w->waits_n--;
     }
     free(dw);
     if (w)
-        walk_pump(w);
+        transfer_pump(w);
 }
 
 /* The item is in DRAM: it gets `status` once its part is on stable storage. */
 static void item_durable(struct dump *d, uint32_t at, enum ucm_block_status status)
 {
-    struct walk *w = &d->c.w;
+    struct transfer *w = &d->c.w;
     struct durable_wait *dw = w->stopping ? NULL : calloc(1, sizeof(*dw));
     int rc = -ENOMEM;
 
@@ -72,13 +72,13 @@ static void item_durable(struct dump *d, uint32_t at, enum ucm_block_status stat
     }
     free(dw);
     /* -EINPROGRESS: layers are missing; the dump that brings the last of them waits instead. */
-    walk_status(w, at, rc == -EINPROGRESS ? status : UCM_BLOCK_NOT_DURABLE);
+    transfer_status(w, at, rc == -EINPROGRESS ? status : UCM_BLOCK_NOT_DURABLE);
 }
 
 /* Ends what waits as NOT_DURABLE; the writes go on. */
 static void durables_abandon(struct dump *d)
 {
-    struct walk *w = &d->c.w;
+    struct transfer *w = &d->c.w;
     struct list *node;
 
     while ((node = list_pop_front(&d->durables)) != NULL) {
@@ -86,7 +86,7 @@ static void durables_abandon(struct dump *d)
 
         if (w->r.trace)
             trace_span(w->r.trace, SPAN_DURABLE, SPAN_LESS);
-        walk_status(w, dw->at, UCM_BLOCK_NOT_DURABLE);
+        transfer_status(w, dw->at, UCM_BLOCK_NOT_DURABLE);
         w->waits_n--;
         dw->dump = NULL;
     }
@@ -98,7 +98,7 @@ static void durables_abandon(struct dump *d)
  * layers is finished: it would hold its slot as long as the connection lives. */
 static bool store_bypassed(const struct dump *d, const uint8_t *key)
 {
-    const struct walk *w = &d->c.w;
+    const struct transfer *w = &d->c.w;
     struct index *ix = w->modules->index;
     block_ref ref = index_find(ix, w->ns, key);
 
@@ -106,7 +106,7 @@ static bool store_bypassed(const struct dump *d, const uint8_t *key)
 }
 
 /* Opens blocks, and when all are open touches them as one prefix. */
-static void dump_open(struct walk *w)
+static void dump_open(struct transfer *w)
 {
     struct dump *d = LIST_ENTRY(w, struct dump, c.w);
     const struct requests *rq = w->r.s->rq;
@@ -119,7 +119,7 @@ static void dump_open(struct walk *w)
         const uint8_t *key = d->keys + (size_t)i * w->ns->identity.key_bytes;
 
         if (opens++ == OPENS_PER_TURN) {
-            walk_yield(w);
+            transfer_yield(w);
             return;
         }
         if (bypassed && store_bypassed(d, key)) {
@@ -138,32 +138,32 @@ static void dump_open(struct walk *w)
         trace_span(w->r.trace, SPAN_LOOKUP, SPAN_OFF);
 }
 
-static void pending_write_refused(struct dump *d, const struct walk_item *it, int rc)
+static void pending_write_refused(struct dump *d, const struct transfer_item *it, int rc)
 {
-    struct walk *w = &d->c.w;
+    struct transfer *w = &d->c.w;
 
     if (rc == -EINPROGRESS) {
-        walk_status(w, it->at, UCM_BLOCK_IN_PROGRESS);
+        transfer_status(w, it->at, UCM_BLOCK_IN_PROGRESS);
     } else if (rc != -EEXIST) {
-        walk_status(w, it->at, UCM_BLOCK_NO_ROOM);
+        transfer_status(w, it->at, UCM_BLOCK_NO_ROOM);
         w->modules->metrics->dump_blocks_skipped++;
     } else {
         if (d->durable)
             item_durable(d, it->at, UCM_BLOCK_EXISTS);
         else
-            walk_status(w, it->at, UCM_BLOCK_EXISTS);
+            transfer_status(w, it->at, UCM_BLOCK_EXISTS);
         w->modules->metrics->dump_blocks_existing++;
     }
 }
 
-static int dump_begin(struct walk *w, const struct walk_item *it)
+static int dump_begin(struct transfer *w, const struct transfer_item *it)
 {
     struct dump *d = LIST_ENTRY(w, struct dump, c.w);
     struct batch_item item = {.at = it->at};
     struct copy_batch *b;
     int rc;
 
-    if (walk_gives_way(w, it))
+    if (transfer_gives_way(w, it))
         return -EBUSY;
     rc = batch_reserve(&d->c, it, &b);
     if (rc == 0 && d->durable)
@@ -206,7 +206,7 @@ static void dump_put(struct copies *c, const struct copy_batch *b, const struct 
         item_durable(d, i->at, UCM_BLOCK_OK);
 }
 
-static void dump_stop(struct walk *w)
+static void dump_stop(struct transfer *w)
 {
     durables_abandon(LIST_ENTRY(w, struct dump, c.w));
     copies_stop(w);
@@ -216,7 +216,7 @@ static void dump_stop(struct walk *w)
 
 static void pressure_eased_cb(struct cache_retry *r)
 {
-    walk_pump(&LIST_ENTRY(r, struct dump, pressure)->c.w);
+    transfer_pump(&LIST_ENTRY(r, struct dump, pressure)->c.w);
 }
 
 static void pressure_over_cb(struct deadline *dl)
@@ -224,14 +224,14 @@ static void pressure_over_cb(struct deadline *dl)
     struct dump *d = LIST_ENTRY(dl, struct dump, pressure_end);
 
     cache_retry_cancel(&d->pressure);
-    walk_pump(&d->c.w);
+    transfer_pump(&d->c.w);
 }
 
 /* Back-pressure: a dump's answer waits until write-behind catches up, for nvme.pressure at most.
  * Its items have ended, so it holds no slot, block or lease meanwhile. */
 static bool dump_slows(struct dump *d)
 {
-    struct walk *w = &d->c.w;
+    struct transfer *w = &d->c.w;
     struct request_modules *modules = &w->r.s->rq->modules;
 
     if (d->slowed || w->stopping || w->bytes == 0 || d->durable ||
@@ -249,7 +249,7 @@ static bool dump_slows(struct dump *d)
     return true;
 }
 
-static void dump_finish(struct walk *w)
+static void dump_finish(struct transfer *w)
 {
     struct dump *d = LIST_ENTRY(w, struct dump, c.w);
 
@@ -268,15 +268,15 @@ static void dump_finish(struct walk *w)
         deadline_disarm(w->modules->deadlines, &d->pressure_end);
     }
     (void)copies_end(&d->c, w->modules->metrics->histograms.dump);
-    walk_end(w, NULL);
+    transfer_end(w, NULL);
 }
 
-static const struct copy_kind dump_kind = {.walk = {.writes = true,
-                                                    .open = dump_open,
-                                                    .begin = dump_begin,
-                                                    .send = copies_send,
-                                                    .stop = dump_stop,
-                                                    .finish = dump_finish},
+static const struct copy_kind dump_kind = {.transfer = {.writes = true,
+                                                        .open = dump_open,
+                                                        .begin = dump_begin,
+                                                        .send = copies_send,
+                                                        .stop = dump_stop,
+                                                        .finish = dump_finish},
                                            .op = DEVICE_DUMP,
                                            .job_items = JOB_ITEMS,
                                            .add = dump_add,
@@ -313,6 +313,6 @@ int method_dump(struct call *call)
         memcpy(d->event, m->event.p, sizeof(d->event));
         d->c.event = d->event;
     }
-    walk_pump(&d->c.w);
+    transfer_pump(&d->c.w);
     return 0;
 }

@@ -59,9 +59,9 @@ struct requests {
         index_bytes;   /* of the arena when all of it is there; of the index at most */
     uint8_t secret[4]; /* keys hashes of what peers choose */
     bool draining;
-    /* walk.c: whose reads go first */
-    struct fair_queue readers; /* of walk.retry.link: they wait for a turn to read */
-    uint32_t large_reads;      /* reads of large walks that are under way */
+    /* transfer.c: whose reads go first */
+    struct fair_queue readers; /* of transfer.retry.link: they wait for a turn to read */
+    uint32_t large_reads;      /* reads of large transfers that are under way */
     uint64_t large_bytes;      /* the slots of these */
     uint32_t narrow_reads;     /* so many of them still begin under the bound */
     struct proto_buf out;      /* one answer at a time */
@@ -298,8 +298,8 @@ void registered_close(struct registered *r);
 /* Begins to close all regions and staging rings of a session whose requests have ended. */
 void registered_close_all(struct session *s);
 
-/* walk.c */
-void walks_init(struct requests *rq);
+/* transfer.c */
+void transfers_init(struct requests *rq);
 
 /* method_hello, method_ns_open, ...: one file a group */
 #define M(NAME, name, text, params, result) int method_##name(struct call *call);

@@ -10,14 +10,14 @@
 
 struct load {
     struct copies c;
-    uint32_t lease;        /* it ends with the load */
-    uint8_t slowest;       /* enum metric_tier that a part came from */
-    struct walk_look look; /* of a prefix */
+    uint32_t lease;            /* it ends with the load */
+    uint8_t slowest;           /* enum metric_tier that a part came from */
+    struct transfer_look look; /* of a prefix */
 };
 
 /* ---- items ---- */
 
-static int load_begin(struct walk *w, const struct walk_item *it)
+static int load_begin(struct transfer *w, const struct transfer_item *it)
 {
     struct copies *c = LIST_ENTRY(w, struct copies, w);
     struct copy_batch *b;
@@ -25,7 +25,7 @@ static int load_begin(struct walk *w, const struct walk_item *it)
 
     if (rc == 0)
         rc = it->p->dram == PART_DRAM_READY ? cache_take(w->modules->cache, it->ref, it->part)
-                                            : walk_get(w, it, c->region->region->device->node);
+                                            : transfer_get(w, it, c->region->region->device->node);
     if (rc != CACHE_READY) {
         w->modules->metrics->load_blocks_missed += rc == -ENOENT || rc == -EXDEV;
         return rc; /* CACHE_PENDING is 0 */
@@ -36,7 +36,7 @@ static int load_begin(struct walk *w, const struct walk_item *it)
     return 0;
 }
 
-static int load_ready(struct walk *w, struct item_wait *iw, int status)
+static int load_ready(struct transfer *w, struct item_wait *iw, int status)
 {
     struct load *l = LIST_ENTRY(w, struct load, c.w);
     struct metrics *m = w->modules->metrics;
@@ -51,14 +51,14 @@ static int load_ready(struct walk *w, struct item_wait *iw, int status)
     return 1;
 }
 
-static void load_drop(struct walk *w, struct item_wait *iw)
+static void load_drop(struct transfer *w, struct item_wait *iw)
 {
     cache_put(w->modules->cache, iw->it.ref, iw->it.part);
 }
 
 /* ---- the end ---- */
 
-static void load_finish(struct walk *w)
+static void load_finish(struct transfer *w)
 {
     struct load *l = LIST_ENTRY(w, struct load, c.w);
     struct tenant *t = w->ns->tenant;
@@ -74,26 +74,26 @@ static void load_finish(struct walk *w)
     }
     if (l->lease != 0)
         lease_end(w->r.s, l->lease);
-    walk_end(w, NULL);
+    transfer_end(w, NULL);
 }
 
-static const struct copy_kind load_kind = {.walk = {.begin = load_begin,
-                                                    .ready = load_ready,
-                                                    .again = copies_again,
-                                                    .drop = load_drop,
-                                                    .send = copies_send,
-                                                    .stop = copies_stop,
-                                                    .finish = load_finish},
+static const struct copy_kind load_kind = {.transfer = {.begin = load_begin,
+                                                        .ready = load_ready,
+                                                        .again = copies_again,
+                                                        .drop = load_drop,
+                                                        .send = copies_send,
+                                                        .stop = copies_stop,
+                                                        .finish = load_finish},
                                            .op = DEVICE_LOAD,
                                            .job_items = JOB_ITEMS};
 
-static const struct copy_kind steps_kind = {.walk = {.begin = load_begin,
-                                                     .ready = load_ready,
-                                                     .again = copies_again,
-                                                     .drop = load_drop,
-                                                     .send = steps_send,
-                                                     .stop = steps_stop,
-                                                     .finish = load_finish},
+static const struct copy_kind steps_kind = {.transfer = {.begin = load_begin,
+                                                         .ready = load_ready,
+                                                         .again = copies_again,
+                                                         .drop = load_drop,
+                                                         .send = steps_send,
+                                                         .stop = steps_stop,
+                                                         .finish = load_finish},
                                             .op = DEVICE_LOAD,
                                             .job_items = JOB_ITEMS,
                                             .send_batch = steps_send_batch};
@@ -149,15 +149,15 @@ int method_load(struct call *call)
         return -call->error.code;
     }
     l->lease = (uint32_t)m->lease;
-    l->c.w.modules->metrics->load_blocks_missed += walk_find(&l->c.w, m->keys.p, false);
-    walk_pump(&l->c.w);
+    l->c.w.modules->metrics->load_blocks_missed += transfer_find(&l->c.w, m->keys.p, false);
+    transfer_pump(&l->c.w);
     return 0;
 }
 
-static void prefix_begin(struct walk *w, const uint8_t *keys)
+static void prefix_begin(struct transfer *w, const uint8_t *keys)
 {
-    walk_find(w, keys, true);
-    walk_pump(w);
+    transfer_find(w, keys, true);
+    transfer_pump(w);
 }
 
 int method_load_prefix(struct call *call)
@@ -173,6 +173,6 @@ int method_load_prefix(struct call *call)
     if (!l)
         return -call->error.code;
     l->look.begin_cb = prefix_begin;
-    walk_look(&l->c.w, &l->look, m->keys, m->wait_ms);
+    transfer_look(&l->c.w, &l->look, m->keys, m->wait_ms);
     return 0;
 }

@@ -78,7 +78,7 @@ static void batch_stop(struct steps *st, struct copy_batch *b, enum ucm_block_st
     for (; b->next_step < st->n; b->next_step++)
         st->landed[b->next_step]++;
     for (uint32_t i = 0; i < b->n; i++)
-        walk_status(&b->c->w, b->item[i].at, b->status);
+        transfer_status(&b->c->w, b->item[i].at, b->status);
 }
 
 static void step_done_cb(struct device_job *job, int status)
@@ -97,7 +97,7 @@ static void step_done_cb(struct device_job *job, int status)
         batch_stop(c->steps, b, outcome);
     if (b->jobs == 0 && b->next_step == c->steps->n)
         batch_end(b, b->status);
-    walk_pump(&c->w);
+    transfer_pump(&c->w);
 }
 
 static bool step_send(struct copies *c, struct copy_batch *b, struct step_job *sj)
@@ -161,9 +161,9 @@ static void steps_report(struct copies *c)
     st->reported_failed = failed;
 }
 
-/* ---- for walk_kind ---- */
+/* ---- for transfer_kind ---- */
 
-int steps_send(struct walk *w)
+int steps_send(struct transfer *w)
 {
     struct copies *c = LIST_ENTRY(w, struct copies, w);
     bool whole = w->cursor == w->n_keys && list_empty(&w->waits) && list_empty(&w->ready);
@@ -186,7 +186,7 @@ int steps_send(struct walk *w)
 }
 
 /* Gives up what was not sent. */
-void steps_stop(struct walk *w)
+void steps_stop(struct transfer *w)
 {
     struct copies *c = LIST_ENTRY(w, struct copies, w);
     struct list *node;

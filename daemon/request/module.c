@@ -122,7 +122,7 @@ int requests_new(const struct request_modules *modules, struct requests **out)
     list_init(&rq->sessions);
     list_init(&rq->active);
     list_init(&rq->shared_lookups);
-    walks_init(rq);
+    transfers_init(rq);
     limits_init(rq);
     rc = features_open(rq);
     if (rc != 0) {

@@ -5,7 +5,7 @@
 
 /* A prefetch larger than the arena, or than what its tenant gets of that, would evict its own
  * blocks. What is in DRAM needs no slot. */
-static bool is_enough(const struct walk *w, const struct walk_item *it)
+static bool is_enough(const struct transfer *w, const struct transfer_item *it)
 {
     uint64_t room = w->r.s->rq->dram_bytes, most = w->ns->tenant->settings.dram_most;
 
@@ -13,9 +13,9 @@ static bool is_enough(const struct walk *w, const struct walk_item *it)
     return it->p->dram != PART_DRAM_READY && w->bytes + w->held_bytes >= room / 2;
 }
 
-static int prefetch_begin(struct walk *w, const struct walk_item *it)
+static int prefetch_begin(struct transfer *w, const struct transfer_item *it)
 {
-    int rc = is_enough(w, it) ? -ENOSPC : walk_get(w, it, NUMA_NONE);
+    int rc = is_enough(w, it) ? -ENOSPC : transfer_get(w, it, NUMA_NONE);
 
     if (rc != CACHE_READY)
         return rc; /* CACHE_PENDING is 0 */
@@ -23,7 +23,7 @@ static int prefetch_begin(struct walk *w, const struct walk_item *it)
     return 0;
 }
 
-static int prefetch_ready(struct walk *w, struct item_wait *iw, int status)
+static int prefetch_ready(struct transfer *w, struct item_wait *iw, int status)
 {
     if (status != 0)
         return status;
@@ -35,29 +35,29 @@ static int prefetch_ready(struct walk *w, struct item_wait *iw, int status)
     return 0;
 }
 
-static void prefetch_finish(struct walk *w)
+static void prefetch_finish(struct transfer *w)
 {
-    walk_end(w, NULL);
+    transfer_end(w, NULL);
 }
 
-static const struct walk_kind prefetch_kind = {
+static const struct transfer_kind prefetch_kind = {
     .brings = true, .begin = prefetch_begin, .ready = prefetch_ready, .finish = prefetch_finish};
 
 struct prefetch *prefetch_new(struct call *call, const struct view *v, uint32_t n_keys,
                               uint64_t priority, uint64_t deadline_ms)
 {
     struct prefetch *p =
-        walk_new(call, &prefetch_kind, v, n_keys, deadline_ms, sizeof(struct prefetch));
+        transfer_new(call, &prefetch_kind, v, n_keys, deadline_ms, sizeof(struct prefetch));
 
     if (p)
         p->w.priority = (uint8_t)priority;
     return p;
 }
 
-static void found_begin(struct walk *w, const uint8_t *keys)
+static void found_begin(struct transfer *w, const uint8_t *keys)
 {
-    walk_find(w, keys, false);
-    walk_pump(w);
+    transfer_find(w, keys, false);
+    transfer_pump(w);
 }
 
 int method_prefetch(struct call *call)
@@ -82,6 +82,6 @@ int method_prefetch(struct call *call)
     p->w.part = m->part ? (uint32_t)m->part - 1 : 0;
     p->w.parts = m->part ? 1 : ns->identity.parts;
     p->look.begin_cb = found_begin;
-    walk_look(&p->w, &p->look, m->keys, m->deadline_ms);
+    transfer_look(&p->w, &p->look, m->keys, m->deadline_ms);
     return 0;
 }

@@ -2,12 +2,12 @@
 #ifndef UCMD_REQUEST_PREFETCH_H
 #define UCMD_REQUEST_PREFETCH_H
 
-#include "daemon/request/walk.h"
+#include "daemon/request/transfer.h"
 
 struct prefetch {
-    struct walk w;
+    struct transfer w;
     bool marks; /* what it brings is marked, to count what came of it */
-    struct walk_look look;
+    struct transfer_look look;
 };
 /* Of one part so far, part 0, and nothing is looked for yet. NULL with call->error. */
 struct prefetch *prefetch_new(struct call *call, const struct view *v, uint32_t n_keys,

@@ -5,7 +5,7 @@
  *   OPENING --opened--> OPEN --unregister, session closes--> CLOSING --closed--> gone
  *      `--failed--> gone
  *
- * A region sends its close when the last walk that copies by it has ended. */
+ * A region sends its close when the last transfer that copies by it has ended. */
 #include "daemon/request/copies.h"
 
 #include "daemon/front/peer.h"

@@ -4,7 +4,7 @@
  * A sequence leases each base block and holds the summaries that are in DRAM, so that selections
  * need no look at the cache. It ends with its connection, when it is closed, or when nothing used
  * it for its lease's time; then its blocks go in iterations of the event loop. */
-#include "daemon/request/walk.h"
+#include "daemon/request/transfer.h"
 #include "daemon/retrieval/summary.h"
 
 #include <stdlib.h>
@@ -234,7 +234,7 @@ static void sequence_end(struct sequence *ch)
     deadline_disarm(modules_of(ch)->deadlines, &ch->deadline);
     ch->users++;
     if (ch->append)
-        walk_stop_cb(&ch->append->r);
+        transfer_stop_cb(&ch->append->r);
     retrieval_of(ch->s->rq)->refs.stop_cb(ch);
     ch->users--;
     sequence_drain(ch);

@@ -1,7 +1,7 @@
 /* sequence.append: finds the blocks of keys up to the first that is not there, leases them, and
- * holds their summaries. What has to be read or built is a walk; the rest of a long append waits
- * for iterations of the event loop. */
-#include "daemon/retrieval/summary_walk.h"
+ * holds their summaries. What has to be read or built is a transfer; the rest of a long append
+ * waits for iterations of the event loop. */
+#include "daemon/retrieval/summary_transfer.h"
 
 #include <string.h>
 
@@ -17,7 +17,7 @@ static struct request_modules *modules_of(const struct sequence *ch)
 
 /* Appends the blocks of keys [from, from + n) up to the first that is not found. Returns how
  * many. */
-static uint32_t bases_append(struct summary_walk *d, uint32_t from, uint32_t n, bool *bypassed)
+static uint32_t bases_append(struct summary_transfer *d, uint32_t from, uint32_t n, bool *bypassed)
 {
     static const uint8_t status[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
                                      [CACHE_NVME] = UCM_LOOKUP_NVME,
@@ -43,9 +43,9 @@ static uint32_t bases_append(struct summary_walk *d, uint32_t from, uint32_t n, 
     return found;
 }
 
-/* Holds those of the summaries that are in DRAM; the others are the walk's, leased. Of `found` keys
- * whose bases were just appended. */
-static void summaries_take(struct summary_walk *d, uint32_t from, uint32_t found)
+/* Holds those of the summaries that are in DRAM; the others are the transfer's, leased. Of `found`
+ * keys whose bases were just appended. */
+static void summaries_take(struct summary_transfer *d, uint32_t from, uint32_t found)
 {
     struct sequence *ch = d->sequence;
     struct cache *c = d->w.modules->cache;
@@ -71,7 +71,7 @@ static void summaries_take(struct summary_walk *d, uint32_t from, uint32_t found
 
 /* Makes blocks for summaries that are to be built. Only when all that were found are held: a new
  * block may take the place of one that is not. */
-static void summaries_make(struct summary_walk *d, uint32_t from, uint32_t found)
+static void summaries_make(struct summary_transfer *d, uint32_t from, uint32_t found)
 {
     uint32_t key_bytes = d->w.ns->identity.key_bytes;
 
@@ -82,9 +82,9 @@ static void summaries_make(struct summary_walk *d, uint32_t from, uint32_t found
 }
 
 /* Looks for some more blocks, and opens their summaries. */
-static void append_open(struct walk *w)
+static void append_open(struct transfer *w)
 {
-    struct summary_walk *d = summary_walk(w);
+    struct summary_transfer *d = summary_transfer(w);
     uint32_t from = w->opened, n = w->n_keys - from, found;
     bool bypassed;
 
@@ -104,13 +104,13 @@ static void append_open(struct walk *w)
     while (w->cursor < w->opened && w->refs[w->cursor] == 0)
         w->cursor++;
     if (w->opened < w->n_keys)
-        walk_yield(w);
+        transfer_yield(w);
 }
 
 /* ---- the answer ---- */
 
 /* Counts what came, and makes it seen. */
-static void append_count(struct summary_walk *d, struct msg_sequence_append_r *r)
+static void append_count(struct summary_transfer *d, struct msg_sequence_append_r *r)
 {
     struct sequence *ch = d->sequence;
     uint32_t n = ch->appended - d->sequence_first;
@@ -134,9 +134,9 @@ static void append_count(struct summary_walk *d, struct msg_sequence_append_r *r
     modules_of(ch)->metrics->summary_missing += n - r->summaries;
 }
 
-static void append_finish(struct walk *w)
+static void append_finish(struct transfer *w)
 {
-    struct summary_walk *d = summary_walk(w);
+    struct summary_transfer *d = summary_transfer(w);
     struct sequence *ch = d->sequence;
     struct msg_sequence_append_r r = {0};
 
@@ -144,15 +144,15 @@ static void append_finish(struct walk *w)
     sequence_trim(ch);
     ch->append = NULL;
     sequence_unref(ch);
-    walk_end(w, &r);
+    transfer_end(w, &r);
 }
 
-static const struct walk_kind append_kind = {.open = append_open,
-                                             .begin = summary_begin,
-                                             .ready = summary_ready,
-                                             .again = summary_again,
-                                             .no_room = summary_no_room,
-                                             .finish = append_finish};
+static const struct transfer_kind append_kind = {.open = append_open,
+                                                 .begin = summary_begin,
+                                                 .ready = summary_ready,
+                                                 .again = summary_again,
+                                                 .no_room = summary_no_room,
+                                                 .finish = append_finish};
 
 /* ---- the request ---- */
 
@@ -177,12 +177,12 @@ int method_sequence_append(struct call *call)
     const struct msg_sequence_append *m = &call->params.sequence_append;
     struct sequence *ch = call_sequence(call, m->sequence);
     uint32_t n = ch ? call_keys(call, ch->space->derived, m->keys) : 0;
-    struct summary_walk *d;
+    struct summary_transfer *d;
 
     if (n == 0 || (m->build && space_builds(call, ch->space->base) != 0) ||
         append_check(call, ch, n) != 0)
         return -call->error.code;
-    d = summary_walk_new(call, &append_kind, ch->space, m->keys, n, m->deadline_ms);
+    d = summary_transfer_new(call, &append_kind, ch->space, m->keys, n, m->deadline_ms);
     if (!d)
         return -call->error.code;
     d->sequence = ch;

@@ -7,8 +7,8 @@
 
 /* Blocks of the sequence's base, of which only the sequence's part is brought. A block that was
  * evicted by name is a miss. NULL with call->error. */
-static struct walk *blocks_new(struct call *call, struct sequence *ch, uint32_t n,
-                               uint64_t priority, uint64_t deadline_ms)
+static struct transfer *blocks_new(struct call *call, struct sequence *ch, uint32_t n,
+                                   uint64_t priority, uint64_t deadline_ms)
 {
     struct view view = view_whole(ch->space->base);
     struct prefetch *p = prefetch_new(call, &view, n, priority, deadline_ms);
@@ -21,7 +21,7 @@ static struct walk *blocks_new(struct call *call, struct sequence *ch, uint32_t 
     return &p->w;
 }
 
-void sequence_block_set(struct walk *w, const struct sequence *ch, uint32_t i, uint32_t block)
+void sequence_block_set(struct transfer *w, const struct sequence *ch, uint32_t i, uint32_t block)
 {
     block_ref ref = sequence_has(ch, block) ? ch->blocks[block].base : 0;
     bool bypassed = false;
@@ -64,7 +64,7 @@ int method_sequence_prefetch(struct call *call)
 {
     const struct msg_sequence_prefetch *m = &call->params.sequence_prefetch;
     struct sequence *ch = call_sequence(call, m->sequence);
-    struct walk *w;
+    struct transfer *w;
 
     if (!ch || index_check(call, ch, m->index) != 0)
         return -call->error.code;
@@ -75,7 +75,7 @@ int method_sequence_prefetch(struct call *call)
         sequence_block_set(w, ch, i, index_at(m->index, i));
     sequence_ref(ch); /* renews its lease */
     sequence_unref(ch);
-    walk_pump(w);
+    transfer_pump(w);
     return 0;
 }
 
@@ -96,7 +96,7 @@ bool sequence_prefetch(struct sequence *ch, const struct request *from, const ui
                        uint32_t n, uint8_t priority)
 {
     struct call call = {.s = ch->s, .msgid = from->msgid, .method = UCM_METHOD_SEQUENCE_PREFETCH};
-    struct walk *w = blocks_new(&call, ch, n, priority, 0);
+    struct transfer *w = blocks_new(&call, ch, n, priority, 0);
 
     if (!w)
         return false;
@@ -107,6 +107,6 @@ bool sequence_prefetch(struct sequence *ch, const struct request *from, const ui
         else if (bits[block / 8] >> block % 8 & 1)
             sequence_block_set(w, ch, to++, block);
     }
-    walk_pump(w);
+    transfer_pump(w);
     return true;
 }

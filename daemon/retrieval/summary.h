@@ -61,7 +61,7 @@ struct sequence {
     uint64_t deletions;   /* cache_deletions when it was opened */
     uint64_t lease_ms;
     uint32_t users; /* requests that use it */
-    struct walk *append;
+    struct transfer *append;
     struct list refs; /* struct mapping_refs: while there are any, it does not run out */
     bool closing;
     uint32_t row; /* of the selection that is being answered: the first that chose blocks of it */
@@ -99,11 +99,11 @@ uint32_t sequence_may_hold(const struct sequence *ch);
 /* The summary of its block `at` is in DRAM; the sequence takes the caller's reference to it. */
 void sequence_keep(struct sequence *ch, uint32_t at, block_ref summary);
 
-struct walk;
+struct transfer;
 /* sequence_prefetch.c */
-/* Key i of a walk is that block of the sequence, which the walk leases. One that was evicted by
- * name, or whose loads are bypassed, is a miss. */
-void sequence_block_set(struct walk *w, const struct sequence *ch, uint32_t i, uint32_t block);
+/* Key i of a transfer is that block of the sequence, which the transfer leases. One that was
+ * evicted by name, or whose loads are bypassed, is a miss. */
+void sequence_block_set(struct transfer *w, const struct sequence *ch, uint32_t i, uint32_t block);
 /* Sets a bit for each block of index[n], until `most` were set that were not before. Returns how
  * many. */
 uint32_t sequence_mark(const uint32_t *index, uint32_t n, uint32_t most, uint8_t *bits);

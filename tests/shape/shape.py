@@ -169,7 +169,7 @@ def print_calls(built, names):
 
 def print_members():
     print("members")
-    for struct in ("walk", "copies", "load", "dump", "cache", "session", "requests"):
+    for struct in ("transfer", "copies", "load", "dump", "cache", "session", "requests"):
         file = where_is(struct)
         if file:
             print(f"  {'struct ' + struct:<28}{members(file, struct):>6}   {file}")

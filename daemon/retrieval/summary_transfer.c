@@ -1,4 +1,4 @@
-#include "daemon/retrieval/summary_walk.h"
+#include "daemon/retrieval/summary_transfer.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -6,13 +6,13 @@
 
 #define OPENS_PER_TURN 512
 
-struct summary_walk *summary_walk_new(struct call *call, const struct walk_kind *kind,
-                                      struct derived_space *space, struct proto_bin keys,
-                                      uint32_t n, uint64_t deadline_ms)
+struct summary_transfer *summary_transfer_new(struct call *call, const struct transfer_kind *kind,
+                                              struct derived_space *space, struct proto_bin keys,
+                                              uint32_t n, uint64_t deadline_ms)
 {
     struct view view = {.ns = {space->derived}, .n = 1};
-    struct summary_walk *d = walk_new(call, kind, &view, n, deadline_ms,
-                                      sizeof(*d) + n * (sizeof(*d->bases) + 1) + keys.n);
+    struct summary_transfer *d = transfer_new(call, kind, &view, n, deadline_ms,
+                                              sizeof(*d) + n * (sizeof(*d->bases) + 1) + keys.n);
 
     if (!d)
         return NULL;
@@ -28,14 +28,14 @@ struct summary_walk *summary_walk_new(struct call *call, const struct walk_kind 
 
 static void summaries_looked_cb(struct view_look *look, const uint8_t *keys)
 {
-    struct walk *w = &LIST_ENTRY(look, struct summary_walk, look)->w;
+    struct transfer *w = &LIST_ENTRY(look, struct summary_transfer, look)->w;
 
     (void)keys;
     w->look = NULL;
-    walk_pump(w);
+    transfer_pump(w);
 }
 
-static void summaries_look_for(struct summary_walk *d, const struct view *view,
+static void summaries_look_for(struct summary_transfer *d, const struct view *view,
                                void (*done_cb)(struct view_look *look, const uint8_t *keys))
 {
     struct session *s = d->w.r.s;
@@ -50,13 +50,13 @@ static void summaries_look_for(struct summary_walk *d, const struct view *view,
 
 static void bases_looked_cb(struct view_look *look, const uint8_t *keys)
 {
-    struct summary_walk *d = LIST_ENTRY(look, struct summary_walk, look);
+    struct summary_transfer *d = LIST_ENTRY(look, struct summary_transfer, look);
 
     (void)keys;
     summaries_look_for(d, &d->w.view, summaries_looked_cb);
 }
 
-void summaries_look(struct summary_walk *d)
+void summaries_look(struct summary_transfer *d)
 {
     struct view bases = session_view(d->w.r.s, d->space->base);
 
@@ -65,17 +65,17 @@ void summaries_look(struct summary_walk *d)
 
 /* ---- items ---- */
 
-static void summary_failed(struct walk *w, const struct walk_item *it, int status)
+static void summary_failed(struct transfer *w, const struct transfer_item *it, int status)
 {
-    walk_status(w, it->at,
-                status == -ENOENT                      ? UCM_BLOCK_MISS
-                : status == -EINPROGRESS               ? UCM_BLOCK_IN_PROGRESS
-                : status == -EIO || status == -EBADMSG ? UCM_BLOCK_FAILED
-                                                       : UCM_BLOCK_NO_ROOM);
+    transfer_status(w, it->at,
+                    status == -ENOENT                      ? UCM_BLOCK_MISS
+                    : status == -EINPROGRESS               ? UCM_BLOCK_IN_PROGRESS
+                    : status == -EIO || status == -EBADMSG ? UCM_BLOCK_FAILED
+                                                           : UCM_BLOCK_NO_ROOM);
 }
 
-/* The walk has a reference to the item's part. */
-static void item_take(struct summary_walk *d, const struct walk_item *it, bool built)
+/* The transfer has a reference to the item's part. */
+static void item_take(struct summary_transfer *d, const struct transfer_item *it, bool built)
 {
     d->built += built;
     if (d->sequence)
@@ -87,9 +87,10 @@ static void item_take(struct summary_walk *d, const struct walk_item *it, bool b
 }
 
 /* As derived_get, by cw. */
-static int item_source(struct summary_walk *d, const struct walk_item *it, struct cache_wait *cw)
+static int item_source(struct summary_transfer *d, const struct transfer_item *it,
+                       struct cache_wait *cw)
 {
-    struct walk *w = &d->w;
+    struct transfer *w = &d->w;
 
     if (d->build)
         return derived_get(d->space, d->bases[it->at / w->parts], it->ref, it->part,
@@ -98,20 +99,20 @@ static int item_source(struct summary_walk *d, const struct walk_item *it, struc
 }
 
 /* It may not be held: too many hold it, or too much is held. Nobody knows when that ends. */
-static bool item_barred(const struct summary_walk *d, const struct walk_item *it)
+static bool item_barred(const struct summary_transfer *d, const struct transfer_item *it)
 {
     return (it->p->dram == PART_DRAM_READY && it->p->users >= PART_USERS_MAX) ||
            (d->sequence && sequence_may_hold(d->sequence) == 0);
 }
 
-int summary_begin(struct walk *w, const struct walk_item *it)
+int summary_begin(struct transfer *w, const struct transfer_item *it)
 {
-    struct summary_walk *d = summary_walk(w);
-    int rc = walk_reserve(w);
+    struct summary_transfer *d = summary_transfer(w);
+    int rc = transfer_reserve(w);
 
     if (rc == 0 && item_barred(d, it))
         rc = -EMLINK;
-    if (rc == 0 && walk_gives_way(w, it))
+    if (rc == 0 && transfer_gives_way(w, it))
         rc = -EBUSY;
     if (rc == 0)
         rc = item_source(d, it, &w->spare->w);
@@ -119,7 +120,7 @@ int summary_begin(struct walk *w, const struct walk_item *it)
         item_take(d, it, false);
     } else if (rc == CACHE_PENDING) {
         w->spare->building = it->p->dram == PART_DRAM_PENDING_WRITE;
-        walk_wait(w, it);
+        transfer_wait(w, it);
     } else if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN) {
         return rc;
     } else {
@@ -128,9 +129,9 @@ int summary_begin(struct walk *w, const struct walk_item *it)
     return 0;
 }
 
-int summary_ready(struct walk *w, struct item_wait *iw, int status)
+int summary_ready(struct transfer *w, struct item_wait *iw, int status)
 {
-    struct summary_walk *d = summary_walk(w);
+    struct summary_transfer *d = summary_transfer(w);
 
     if (status != 0 && d->build && !iw->again && !iw->building) {
         iw->again = true; /* its copy is gone: the next source is a build */
@@ -143,13 +144,13 @@ int summary_ready(struct walk *w, struct item_wait *iw, int status)
     return 0;
 }
 
-int summary_again(struct walk *w)
+int summary_again(struct transfer *w)
 {
-    struct summary_walk *d = summary_walk(w);
+    struct summary_transfer *d = summary_transfer(w);
 
     while (!list_empty(&w->ready)) {
         struct item_wait *iw = LIST_ENTRY(w->ready.next, struct item_wait, link);
-        struct walk_item it = iw->it;
+        struct transfer_item it = iw->it;
         int rc = item_source(d, &it, &iw->w);
 
         if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN)
@@ -161,7 +162,7 @@ int summary_again(struct walk *w)
             free(w->spare);
             w->spare = iw;
             iw->building = it.p->dram == PART_DRAM_PENDING_WRITE;
-            walk_wait(w, &it);
+            transfer_wait(w, &it);
             continue;
         }
         if (rc == CACHE_READY)
@@ -174,16 +175,16 @@ int summary_again(struct walk *w)
 }
 
 /* No room for what they are built in. */
-void summary_no_room(struct walk *w)
+void summary_no_room(struct transfer *w)
 {
-    walk_drop_ready(w, UCM_BLOCK_NO_ROOM);
+    transfer_drop_ready(w, UCM_BLOCK_NO_ROOM);
 }
 
 /* ---- summary.build ---- */
 
-static void build_open_one(struct summary_walk *d, const struct view *v, uint32_t i)
+static void build_open_one(struct summary_transfer *d, const struct view *v, uint32_t i)
 {
-    struct walk *w = &d->w;
+    struct transfer *w = &d->w;
     const uint8_t *key = d->keys + (size_t)i * w->ns->identity.key_bytes;
     block_ref base;
 
@@ -207,14 +208,14 @@ static void build_open_one(struct summary_walk *d, const struct view *v, uint32_
     w->status[i] = UCM_BLOCK_MISS;
 }
 
-static void build_open(struct walk *w)
+static void build_open(struct transfer *w)
 {
-    struct summary_walk *d = summary_walk(w);
+    struct summary_transfer *d = summary_transfer(w);
     struct view v = session_view(w->r.s, d->space->base);
 
     for (uint32_t opens = 0; w->opened < w->n_keys; w->opened++) {
         if (opens++ == OPENS_PER_TURN) {
-            walk_yield(w);
+            transfer_yield(w);
             return;
         }
         build_open_one(d, &v, w->opened);
@@ -222,44 +223,44 @@ static void build_open(struct walk *w)
 }
 
 /* A copy that this host has, or knows of. */
-static bool summary_exists(const struct walk *w, const struct walk_item *it)
+static bool summary_exists(const struct transfer *w, const struct transfer_item *it)
 {
     return !cache_deleting(w->modules->cache, it->ref) &&
            (it->p->dram == PART_DRAM_READY || it->p->nvme == PART_NVME_READY ||
             it->p->share == PART_SHARE_KNOWN);
 }
 
-static int build_begin(struct walk *w, const struct walk_item *it)
+static int build_begin(struct transfer *w, const struct transfer_item *it)
 {
     if (!summary_exists(w, it))
         return summary_begin(w, it);
-    walk_status(w, it->at, UCM_BLOCK_EXISTS);
+    transfer_status(w, it->at, UCM_BLOCK_EXISTS);
     return 0;
 }
 
-static void build_finish(struct walk *w)
+static void build_finish(struct transfer *w)
 {
-    struct summary_walk *d = summary_walk(w);
+    struct summary_transfer *d = summary_transfer(w);
 
     for (uint32_t i = 0; i < w->n_keys; i++)
         if (d->bases[i] != 0)
             cache_unlease(w->modules->cache, d->bases[i]);
-    walk_end(w, NULL);
+    transfer_end(w, NULL);
 }
 
-static const struct walk_kind build_kind = {.open = build_open,
-                                            .begin = build_begin,
-                                            .ready = summary_ready,
-                                            .again = summary_again,
-                                            .no_room = summary_no_room,
-                                            .finish = build_finish};
+static const struct transfer_kind build_kind = {.open = build_open,
+                                                .begin = build_begin,
+                                                .ready = summary_ready,
+                                                .again = summary_again,
+                                                .no_room = summary_no_room,
+                                                .finish = build_finish};
 
 int method_summary_build(struct call *call)
 {
     const struct msg_summary_build *m = &call->params.summary_build;
     struct derived_space *space = call_space(call, m->ns);
     uint32_t n = space ? call_keys(call, space->derived, m->keys) : 0, parts;
-    struct summary_walk *d;
+    struct summary_transfer *d;
 
     if (n == 0 || space_builds(call, space->base) != 0)
         return -call->error.code;
@@ -268,7 +269,7 @@ int method_summary_build(struct call *call)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "part: %llu; 0 means all, else 1 to %u for parts 0 to %u",
                              (unsigned long long)m->part, parts, parts - 1);
-    d = summary_walk_new(call, &build_kind, space, m->keys, n, m->deadline_ms);
+    d = summary_transfer_new(call, &build_kind, space, m->keys, n, m->deadline_ms);
     if (!d)
         return -call->error.code;
     d->build = true;

@@ -1,4 +1,4 @@
-#include "daemon/request/walk.h"
+#include "daemon/request/transfer.h"
 #include "daemon/observe/tenants.h"
 #include "proto/histogram.h"
 
@@ -21,7 +21,7 @@
 #define LARGE_BYTES (256u << 10)
 #define LARGE_BURST (2u << 20) /* see base/fair.h */
 
-void walk_status(struct walk *w, uint32_t at, enum ucm_block_status status)
+void transfer_status(struct transfer *w, uint32_t at, enum ucm_block_status status)
 {
     uint8_t *s = &w->status[at / w->parts];
 
@@ -33,22 +33,23 @@ void walk_status(struct walk *w, uint32_t at, enum ucm_block_status status)
 
 static void retry_cb(struct cache_retry *r)
 {
-    struct walk *w = LIST_ENTRY(r, struct walk, retry);
+    struct transfer *w = LIST_ENTRY(r, struct transfer, retry);
 
     w->yielded = w->awaits_read = false;
     if (w->r.trace) {
         trace_span(w->r.trace, SPAN_READ_TURN, SPAN_OFF);
         trace_span(w->r.trace, SPAN_SLOT_WAIT, SPAN_OFF);
     }
-    walk_pump(w);
+    transfer_pump(w);
 }
 
-void *walk_new(struct call *call, const struct walk_kind *kind, const struct view *view,
-               uint32_t n_keys, uint64_t deadline_ms, size_t bytes)
+void *transfer_new(struct call *call, const struct transfer_kind *kind, const struct view *view,
+                   uint32_t n_keys, uint64_t deadline_ms, size_t bytes)
 {
     size_t refs_at = (bytes + 7) / 8 * 8;
-    struct walk *w = request_new(call, refs_at + n_keys * (sizeof(*w->refs) + sizeof(*w->status)),
-                                 0, deadline_ms, walk_stop_cb);
+    struct transfer *w =
+        request_new(call, refs_at + n_keys * (sizeof(*w->refs) + sizeof(*w->status)), 0,
+                    deadline_ms, transfer_stop_cb);
     uint64_t part;
 
     if (!w)
@@ -71,7 +72,7 @@ void *walk_new(struct call *call, const struct walk_kind *kind, const struct vie
 }
 
 /* Of a prefix: what a lookup would find, counted as one; the rest is missed. */
-static void prefix_take(struct walk *w, const uint8_t *keys)
+static void prefix_take(struct transfer *w, const uint8_t *keys)
 {
     struct lookup_counts found = {.n = w->n_keys};
 
@@ -98,7 +99,7 @@ static void prefix_take(struct walk *w, const uint8_t *keys)
         lookup_counts_add(w->r.s->rq, w->ns, keys, &found);
 }
 
-uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix)
+uint32_t transfer_find(struct transfer *w, const uint8_t *keys, bool prefix)
 {
     uint32_t missed = 0;
 
@@ -125,8 +126,8 @@ uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix)
 
 static void looked_cb(struct view_look *look, const uint8_t *keys)
 {
-    struct walk_look *l = LIST_ENTRY(look, struct walk_look, look);
-    struct walk *w = l->walk;
+    struct transfer_look *l = LIST_ENTRY(look, struct transfer_look, look);
+    struct transfer *w = l->transfer;
 
     w->look = NULL;
     if (w->r.trace)
@@ -134,9 +135,10 @@ static void looked_cb(struct view_look *look, const uint8_t *keys)
     l->begin_cb(w, keys);
 }
 
-void walk_look(struct walk *w, struct walk_look *l, struct proto_bin keys, uint64_t wait_ms)
+void transfer_look(struct transfer *w, struct transfer_look *l, struct proto_bin keys,
+                   uint64_t wait_ms)
 {
-    l->walk = w;
+    l->transfer = w;
     l->look = (struct view_look){.s = w->r.s,
                                  .view = w->view,
                                  .until_ms = shared_lookup_until(w->r.s->rq, wait_ms),
@@ -152,16 +154,16 @@ void walk_look(struct walk *w, struct walk_look *l, struct proto_bin keys, uint6
 
 /* ---- the end ---- */
 
-/* A wait for a slot ends when an item has one or is given up, or the walk waits for something else
- * first: its turn to read, or a device. */
-static void slot_wait_ended(struct walk *w)
+/* A wait for a slot ends when an item has one or is given up, or the transfer waits for something
+ * else first: its turn to read, or a device. */
+static void slot_wait_ended(struct transfer *w)
 {
     histogram_add(w->modules->metrics->histograms.slot_wait, uv_hrtime() - w->slot_wait_ns, 1);
     w->slot_wait_ns = 0;
 }
 
-/* Whether something of the walk waits for a slot now. */
-static void slot_waits(struct walk *w, bool waits)
+/* Whether something of the transfer waits for a slot now. */
+static void slot_waits(struct transfer *w, bool waits)
 {
     if (waits && w->slot_wait_ns == 0)
         w->slot_wait_ns = uv_hrtime();
@@ -169,7 +171,7 @@ static void slot_waits(struct walk *w, bool waits)
         slot_wait_ended(w);
 }
 
-static uint32_t keys_ok(const struct walk *w)
+static uint32_t keys_ok(const struct transfer *w)
 {
     uint32_t ok = 0;
 
@@ -178,7 +180,7 @@ static uint32_t keys_ok(const struct walk *w)
     return ok;
 }
 
-void walk_end(struct walk *w, const void *result)
+void transfer_end(struct transfer *w, const void *result)
 {
     struct msg_blocks_r r = {.status = {w->status, w->n_keys}, .bytes = w->bytes};
 
@@ -197,20 +199,20 @@ void walk_end(struct walk *w, const void *result)
 
 /* ---- whose reads go first ----
  *
- * A walk of more than SMALL_ITEMS items is large. Large walks may fill the tier's queue, but then a
- * client that wants one block waits for every read ahead of its own. So each read of a small one
- * narrows the queue: the next NARROW_READS reads of large walks begin under a bound. Tenants share
- * these turns by their weights, and of a tenant's large walks the more urgent ones go first. The
- * bound is low enough for a small read to take at most three times as long as on an idle disk, and
- * high enough to keep a disk busy with parts of 128 KiB and more. The tier does the same with
- * writes (tier_io.small). */
+ * A transfer of more than SMALL_ITEMS items is large. Large transfers may fill the tier's queue,
+ * but then a client that wants one block waits for every read ahead of its own. So each read of a
+ * small one narrows the queue: the next NARROW_READS reads of large transfers begin under a bound.
+ * Tenants share these turns by their weights, and of a tenant's large transfers the more urgent
+ * ones go first. The bound is low enough for a small read to take at most three times as long as on
+ * an idle disk, and high enough to keep a disk busy with parts of 128 KiB and more. The tier does
+ * the same with writes (tier_io.small). */
 
-bool walk_large(const struct walk *w)
+bool transfer_large(const struct transfer *w)
 {
     return w->n_keys * w->parts > SMALL_ITEMS;
 }
 
-uint8_t read_priority(const struct walk *w)
+uint8_t read_priority(const struct transfer *w)
 {
     return (uint8_t)(2 * w->priority + (w->waits_n < FEW_READS));
 }
@@ -221,28 +223,28 @@ static bool bound_reached(const struct requests *rq)
            (rq->large_reads >= LARGE_MAX || rq->large_bytes >= LARGE_BYTES);
 }
 
-void walks_init(struct requests *rq)
+void transfers_init(struct requests *rq)
 {
     fair_queue_init(&rq->readers, LARGE_BURST);
 }
 
-/* True: the next item, which is not in DRAM, needs a read, and that may not begin now. The walk
+/* True: the next item, which is not in DRAM, needs a read, and that may not begin now. The transfer
  * waits in the queue for its turn, then retry_cb runs. */
-static bool read_waits(struct walk *w)
+static bool read_waits(struct transfer *w)
 {
     struct requests *rq = w->r.s->rq;
     struct fair_who who;
 
-    if (!walk_large(w) || !bound_reached(rq))
+    if (!transfer_large(w) || !bound_reached(rq))
         return false;
     who = tenant_who(w->ns->tenant);
     cache_retry_cancel(&w->retry);
-    fair_queue_push(&rq->readers, &who, (unsigned)WALK_PRIORITY_MAX - w->priority, &w->retry.link,
-                    false);
+    fair_queue_push(&rq->readers, &who, (unsigned)TRANSFER_PRIORITY_MAX - w->priority,
+                    &w->retry.link, false);
     return true;
 }
 
-/* The next walk gets its turn if a read may begin. */
+/* The next transfer gets its turn if a read may begin. */
 static void reader_wake(struct requests *rq)
 {
     struct list *node = bound_reached(rq) ? NULL : fair_queue_first(&rq->readers);
@@ -255,14 +257,14 @@ static void reader_wake(struct requests *rq)
 
 static void read_begun(struct item_wait *iw)
 {
-    struct requests *rq = iw->walk->r.s->rq;
-    struct fair_who who = tenant_who(iw->walk->ns->tenant);
+    struct requests *rq = iw->transfer->r.s->rq;
+    struct fair_who who = tenant_who(iw->transfer->ns->tenant);
 
-    if (iw->walk->r.trace) {
+    if (iw->transfer->r.trace) {
         iw->span = iw->it.p->nvme == PART_NVME_READY ? SPAN_NVME_READ : SPAN_SHARED_READ;
-        trace_span(iw->walk->r.trace, iw->span, SPAN_MORE);
+        trace_span(iw->transfer->r.trace, iw->span, SPAN_MORE);
     }
-    iw->large = walk_large(iw->walk);
+    iw->large = transfer_large(iw->transfer);
     if (!iw->large) {
         rq->narrow_reads = NARROW_READS;
         return;
@@ -275,10 +277,10 @@ static void read_begun(struct item_wait *iw)
 
 static void read_ended(const struct item_wait *iw)
 {
-    struct requests *rq = iw->walk->r.s->rq;
+    struct requests *rq = iw->transfer->r.s->rq;
 
-    if (iw->walk->r.trace)
-        trace_span(iw->walk->r.trace, iw->span, SPAN_LESS);
+    if (iw->transfer->r.trace)
+        trace_span(iw->transfer->r.trace, iw->span, SPAN_LESS);
     if (!iw->large)
         return;
     rq->large_reads--;
@@ -287,52 +289,52 @@ static void read_ended(const struct item_wait *iw)
 
 /* ---- items ---- */
 
-int walk_reserve(struct walk *w)
+int transfer_reserve(struct transfer *w)
 {
     if (w->spare)
         return 0;
     w->spare = calloc(1, sizeof(*w->spare));
     if (!w->spare)
         return -ENOMEM;
-    w->spare->w.small = !walk_large(w);
+    w->spare->w.small = !transfer_large(w);
     return 0;
 }
 
-bool walk_gives_way(const struct walk *w, const struct walk_item *it)
+bool transfer_gives_way(const struct transfer *w, const struct transfer_item *it)
 {
     return w->held_bytes > 0 && cache_slot_awaited(w->modules->cache, &w->retry) &&
            it->p->dram != PART_DRAM_READY;
 }
 
-int walk_get(struct walk *w, const struct walk_item *it, int node)
+int transfer_get(struct transfer *w, const struct transfer_item *it, int node)
 {
-    int rc = walk_reserve(w);
+    int rc = transfer_reserve(w);
 
     if (rc != 0)
         return rc;
-    if (walk_gives_way(w, it))
+    if (transfer_gives_way(w, it))
         return -EBUSY;
     rc = cache_get(w->modules->cache, it->ref, it->part, read_priority(w), node, &w->spare->w);
     if (rc == CACHE_PENDING)
-        walk_wait(w, it);
+        transfer_wait(w, it);
     return rc;
 }
 
 /* FAILED says that a copy is gone: an item that could not begin has no room unless a copy of it was
  * at fault, and one whose read ended with an error has lost its copy unless there was no room. */
-static void item_failed(struct walk *w, uint32_t at, int rc, enum ucm_block_status otherwise)
+static void item_failed(struct transfer *w, uint32_t at, int rc, enum ucm_block_status otherwise)
 {
-    walk_status(w, at,
-                rc == -ENOENT || rc == -EXDEV   ? UCM_BLOCK_MISS
-                : rc == -EIO || rc == -EBADMSG  ? UCM_BLOCK_FAILED
-                : rc == -EBUSY || rc == -ENOSPC ? UCM_BLOCK_NO_ROOM
-                                                : otherwise);
+    transfer_status(w, at,
+                    rc == -ENOENT || rc == -EXDEV   ? UCM_BLOCK_MISS
+                    : rc == -EIO || rc == -EBADMSG  ? UCM_BLOCK_FAILED
+                    : rc == -EBUSY || rc == -ENOSPC ? UCM_BLOCK_NO_ROOM
+                                                    : otherwise);
 }
 
 static void read_done_cb(struct cache_wait *cw, int status)
 {
     struct item_wait *iw = LIST_ENTRY(cw, struct item_wait, w);
-    struct walk *w = iw->walk;
+    struct transfer *w = iw->transfer;
     int rc;
 
     list_remove(&iw->link);
@@ -347,15 +349,15 @@ static void read_done_cb(struct cache_wait *cw, int status)
         w->held_bytes -= iw->slot_bytes;
         free(iw);
     }
-    walk_pump(w);
+    transfer_pump(w);
 }
 
-void walk_wait(struct walk *w, const struct walk_item *it)
+void transfer_wait(struct transfer *w, const struct transfer_item *it)
 {
     struct item_wait *iw = w->spare;
 
     w->spare = NULL;
-    iw->walk = w;
+    iw->transfer = w;
     iw->it = *it;
     iw->slot_bytes = arena_padded(it->form->layers * it->form->layer_bytes);
     iw->w.done_cb = read_done_cb;
@@ -367,30 +369,30 @@ void walk_wait(struct walk *w, const struct walk_item *it)
 
 static void item_drop(struct item_wait *iw, enum ucm_block_status status)
 {
-    struct walk *w = iw->walk;
+    struct transfer *w = iw->transfer;
 
-    walk_status(w, iw->it.at, status);
+    transfer_status(w, iw->it.at, status);
     w->held_bytes -= iw->slot_bytes;
     w->waits_n--;
     free(iw);
 }
 
-void walk_drop(struct item_wait *iw, enum ucm_block_status status)
+void transfer_drop(struct item_wait *iw, enum ucm_block_status status)
 {
-    if (iw->walk->kind->drop)
-        iw->walk->kind->drop(iw->walk, iw);
+    if (iw->transfer->kind->drop)
+        iw->transfer->kind->drop(iw->transfer, iw);
     item_drop(iw, status);
 }
 
-void walk_drop_ready(struct walk *w, enum ucm_block_status status)
+void transfer_drop_ready(struct transfer *w, enum ucm_block_status status)
 {
     struct list *node;
 
     while ((node = list_pop_front(&w->ready)) != NULL)
-        walk_drop(LIST_ENTRY(node, struct item_wait, link), status);
+        transfer_drop(LIST_ENTRY(node, struct item_wait, link), status);
 }
 
-static void waits_abandon(struct walk *w)
+static void waits_abandon(struct transfer *w)
 {
     struct list *node;
 
@@ -401,12 +403,12 @@ static void waits_abandon(struct walk *w)
         read_ended(iw);
         item_drop(iw, UCM_BLOCK_CANCELLED);
     }
-    walk_drop_ready(w, UCM_BLOCK_CANCELLED);
+    transfer_drop_ready(w, UCM_BLOCK_CANCELLED);
 }
 
 /* ---- the pump ---- */
 
-static bool needs_no_room(const struct walk *w)
+static bool needs_no_room(const struct transfer *w)
 {
     block_ref ref = w->refs[w->cursor / w->parts];
 
@@ -415,7 +417,7 @@ static bool needs_no_room(const struct walk *w)
                PART_DRAM_READY;
 }
 
-static void give_up(struct walk *w, enum ucm_block_status status)
+static void give_up(struct transfer *w, enum ucm_block_status status)
 {
     bool no_room = status == UCM_BLOCK_NO_ROOM;
 
@@ -424,7 +426,7 @@ static void give_up(struct walk *w, enum ucm_block_status status)
             continue;
         if (no_room && needs_no_room(w))
             continue;
-        walk_status(w, w->cursor, status);
+        transfer_status(w, w->cursor, status);
         w->modules->metrics->dump_blocks_skipped += w->kind->writes && no_room;
     }
 }
@@ -432,7 +434,7 @@ static void give_up(struct walk *w, enum ucm_block_status status)
 /* Waits for a slot (-EBUSY) or for a place in a queue. Gives the rest up when nothing under way
  * could free any. Of those who wait for a slot one that has nothing under way goes first: it needs
  * little to get on. */
-static void walk_park(struct walk *w, int rc)
+static void transfer_park(struct transfer *w, int rc)
 {
     if (!list_empty(&w->retry.link))
         return;
@@ -447,7 +449,7 @@ static void walk_park(struct walk *w, int rc)
         w->kind->no_room(w);
 }
 
-void walk_yield(struct walk *w)
+void transfer_yield(struct transfer *w)
 {
     w->yielded = true;
     cache_retry_cancel(&w->retry);
@@ -455,20 +457,21 @@ void walk_yield(struct walk *w)
 }
 
 /* The next item, whose block is held. */
-static struct walk_item item_next(const struct walk *w, block_ref ref)
+static struct transfer_item item_next(const struct transfer *w, block_ref ref)
 {
     uint32_t part = w->part + w->cursor % w->parts;
     const struct block *b = index_block(w->modules->index, ref);
 
-    return (struct walk_item){.at = w->cursor,
-                              .part = part,
-                              .ref = ref,
-                              .p = &b->part[part],
-                              .form = ns_form(w->view.n == 1 ? w->ns : view_ns(&w->view, b), part)};
+    return (struct transfer_item){.at = w->cursor,
+                                  .part = part,
+                                  .ref = ref,
+                                  .p = &b->part[part],
+                                  .form =
+                                      ns_form(w->view.n == 1 ? w->ns : view_ns(&w->view, b), part)};
 }
 
-/* Whether the item has to be read, and other walks' reads go first. */
-static bool item_awaits_read(struct walk *w, const struct walk_item *it)
+/* Whether the item has to be read, and other transfers' reads go first. */
+static bool item_awaits_read(struct transfer *w, const struct transfer_item *it)
 {
     w->awaits_read = !w->kind->writes && it->p->dram != PART_DRAM_READY && read_waits(w);
     if (w->awaits_read && w->r.trace)
@@ -477,9 +480,9 @@ static bool item_awaits_read(struct walk *w, const struct walk_item *it)
 }
 
 /* Begins as many items as this iteration of the event loop and the window have room for. 0: nobody
- * has to wake the walk, for it has begun them all, or has something under way, or is in a queue for
- * its next turn. Else what the next item waits for, as walk_kind.begin says it. */
-static int items_begin(struct walk *w)
+ * has to wake the transfer, for it has begun them all, or has something under way, or is in a queue
+ * for its next turn. Else what the next item waits for, as transfer_kind.begin says it. */
+static int items_begin(struct transfer *w)
 {
     uint32_t items = PUMP_ITEMS, slots = PUMP_SLOTS, n = w->n_keys * w->parts;
 
@@ -490,11 +493,11 @@ static int items_begin(struct walk *w)
         int rc = 0;
 
         if (items == 0 || slots == 0) {
-            walk_yield(w);
+            transfer_yield(w);
             break;
         }
         if (ref != 0) { /* else its status was set at the start, or is the key's at the end */
-            struct walk_item it = item_next(w, ref);
+            struct transfer_item it = item_next(w, ref);
 
             if (item_awaits_read(w, &it))
                 break;
@@ -515,7 +518,7 @@ static int items_begin(struct walk *w)
     return 0;
 }
 
-void walk_pump(struct walk *w)
+void transfer_pump(struct transfer *w)
 {
     struct requests *rq = w->r.s->rq;
     int sent, rc;
@@ -531,7 +534,7 @@ void walk_pump(struct walk *w)
     slot_waits(w, rc == -EBUSY || rc == -EDQUOT);
     sent = w->kind->send ? w->kind->send(w) : 0;
     if (sent == -EAGAIN || rc != 0)
-        walk_park(w, sent == -EAGAIN ? sent : rc);
+        transfer_park(w, sent == -EAGAIN ? sent : rc);
     w->pumping = false;
     if (w->cursor == w->n_keys * w->parts && w->waits_n == 0 && sent == 0) {
         if (w->refs) { /* NULL: it is the second end of a dump that was held back */
@@ -546,9 +549,9 @@ void walk_pump(struct walk *w)
         reader_wake(rq);
 }
 
-void walk_stop_cb(struct request *r)
+void transfer_stop_cb(struct request *r)
 {
-    struct walk *w = LIST_ENTRY(r, struct walk, r);
+    struct transfer *w = LIST_ENTRY(r, struct transfer, r);
 
     if (w->stopping)
         return;
@@ -563,5 +566,5 @@ void walk_stop_cb(struct request *r)
     if (w->kind->stop)
         w->kind->stop(w);
     give_up(w, UCM_BLOCK_CANCELLED);
-    walk_pump(w);
+    transfer_pump(w);
 }
