@@ -201,8 +201,8 @@ static void args_from_specs(struct ucm_cuda_select *s, enum ucm_select_cuda_fami
     a->block_tokens = choose->block_tokens;
     a->topk_tokens = choose->topk_tokens;
     a->min_blocks = choose->min_blocks;
-    a->init_window = choose->init_window_sz;
-    a->local_window = choose->local_window_sz;
+    a->sink_blocks = choose->sink_blocks;
+    a->recent_blocks = choose->recent_blocks;
     a->k_max = choose->limit;
     a->mass_beta = choose->beta;
     a->sparse_ratio = choose->sparse_ratio;

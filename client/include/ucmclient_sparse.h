@@ -215,17 +215,17 @@ enum ucm_sparse_policy {
 };
 struct ucm_sparse_choose {
     uint32_t policy;
-    uint32_t topk_tokens;     /* topk: if not 0, so many tokens in place of sparse_ratio */
-    uint32_t min_blocks;      /* topk: at least so many */
-    uint32_t init_window_sz;  /* so many first blocks are always in, and count */
-    uint32_t local_window_sz; /* so many last ones */
-    uint32_t limit;           /* of a list, poisoned blocks and windows included; 0: none */
-    double sparse_ratio;      /* topk: of the blocks, 0 to 1 */
-    double eps;               /* mass: 0 to 1 */
-    double beta_m;            /* mass: weights are exp(beta_m * score); 0: as ucm_sparse_score.beta,
+    uint32_t topk_tokens;   /* topk: if not 0, so many tokens in place of sparse_ratio */
+    uint32_t min_blocks;    /* topk: at least so many */
+    uint32_t sink_blocks;   /* so many first blocks are always in, and count */
+    uint32_t recent_blocks; /* so many last ones */
+    uint32_t limit;         /* of a list, poisoned blocks and windows included; 0: none */
+    double sparse_ratio;    /* topk: of the blocks, 0 to 1 */
+    double eps;             /* mass: 0 to 1 */
+    double beta_m;          /* mass: weights are exp(beta_m * score); 0: as ucm_sparse_score.beta,
                                * and refused where only scores are given */
 };
-/* The defaults of ESA and GSA: topk, sparse_ratio .3, init_window_sz 1, local_window_sz 2,
+/* The defaults of ESA and GSA: topk, sparse_ratio .3, sink_blocks 1, recent_blocks 2,
  * min_blocks 4; eps .95 and beta_m 1 for mass. A zeroed struct chooses no block at all. */
 UCM_API void ucm_sparse_choose_defaults(struct ucm_sparse_choose *choose);
 
@@ -366,10 +366,9 @@ struct ucm_policy {
     uint32_t topk_tokens, min_blocks, limit;
     uint32_t min_tokens; /* as min_blocks; the larger one counts */
     double sparse_ratio, eps;
-    uint32_t microbatch;                      /* psa, estimated, certified: blocks a round */
-    uint32_t init_window_sz, local_window_sz; /* blocks */
-    uint32_t init_window_tokens,
-        local_window_tokens; /* the same in tokens; the larger one counts */
+    uint32_t microbatch;                 /* psa, estimated, certified: blocks a round */
+    uint32_t sink_blocks, recent_blocks; /* blocks */
+    uint32_t sink_tokens, recent_tokens; /* the same in tokens; the larger one counts */
     /* Layers and steps, as struct ucm_sparse_schedule. */
     uint32_t dense_below;             /* tokens */
     uint32_t dense_first, dense_last; /* layers */

@@ -25,8 +25,8 @@ void ucm_choose_defaults(struct ucm_choose_spec *spec)
         .policy = UCM_CHOOSE_TOPK,
         .block_tokens = 16,
         .min_blocks = 4,
-        .init_window_sz = 1,
-        .local_window_sz = 2,
+        .sink_blocks = 1,
+        .recent_blocks = 2,
         .beta = 1.0f,
         .sparse_ratio = 0.3,
         .eps = 0.95,
@@ -37,8 +37,8 @@ int ucm_choose_check(const struct ucm_choose_spec *spec, char why[UCM_SPARSE_WHY
 {
     if (spec->policy > UCM_CHOOSE_MASS)
         return sparse_refuse(why, "policy %u is none of 0 (top k), 1 (mass)", spec->policy);
-    if (spec->init_window_sz > UCM_SCORE_BLOCKS_MAX || spec->local_window_sz > UCM_SCORE_BLOCKS_MAX)
-        return sparse_refuse(why, "init_window_sz and local_window_sz are at most %u blocks",
+    if (spec->sink_blocks > UCM_SCORE_BLOCKS_MAX || spec->recent_blocks > UCM_SCORE_BLOCKS_MAX)
+        return sparse_refuse(why, "sink_blocks and recent_blocks are at most %u blocks",
                              UCM_SCORE_BLOCKS_MAX);
     if (spec->policy == UCM_CHOOSE_MASS) {
         if (!(spec->eps >= 0 && spec->eps <= 1))
@@ -72,7 +72,7 @@ uint32_t ucm_choose_limit(const struct ucm_choose_spec *spec, uint32_t n)
 
 uint32_t choose_windows(const struct ucm_choose_spec *spec, uint32_t n)
 {
-    return choose_least((uint64_t)spec->init_window_sz + spec->local_window_sz, n);
+    return choose_least((uint64_t)spec->sink_blocks + spec->recent_blocks, n);
 }
 
 uint32_t choose_most(const struct ucm_choose_spec *spec, uint32_t n)
@@ -300,7 +300,7 @@ static struct choose_cut cut_of(const struct ucm_choose_spec *spec, struct choic
 uint32_t ucm_choose(const struct ucm_choose_spec *spec, const float *scores, uint32_t n,
                     void *scratch, uint32_t *index, float *chosen, uint32_t room)
 {
-    uint32_t windows = choose_windows(spec, n), init = choose_least(spec->init_window_sz, n);
+    uint32_t windows = choose_windows(spec, n), init = choose_least(spec->sink_blocks, n);
     struct choice c = {
         .scores = scores, .ops = score_ops(), .begin = init, .end = n - (windows - init)};
     struct answer a = {.index = index, .room = choose_least(room, ucm_choose_limit(spec, n))};

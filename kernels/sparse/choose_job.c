@@ -62,7 +62,7 @@ uint32_t ucm_choose_begin(struct ucm_choose_job *job, const struct ucm_choose_sp
 
     *job = (struct ucm_choose_job){.spec = spec, .list = *list, .ops = score_ops()};
     job->list.room = choose_least(list->room, ucm_choose_limit(spec, n));
-    job->begin = choose_least(spec->init_window_sz, n);
+    job->begin = choose_least(spec->sink_blocks, n);
     job->end = n - (windows - job->begin);
     job->step = weighed(job) ? STEP_TOP : STEP_DIGIT_1;
     job->sums = (struct choose_sums *)(void *)at;

@@ -101,16 +101,16 @@ enum ucm_choose_policy {
 
 /* Defaults: ucm_choose_defaults. The seeds' names. */
 struct ucm_choose_spec {
-    uint32_t policy;          /* enum ucm_choose_policy */
-    uint32_t block_tokens;    /* for topk_tokens */
-    uint32_t topk_tokens;     /* top k: in place of sparse_ratio, if not 0 */
-    uint32_t min_blocks;      /* top k: at least so many */
-    uint32_t init_window_sz;  /* first blocks, always in */
-    uint32_t local_window_sz; /* last blocks, always in */
-    uint32_t limit;           /* at most so many, windows and poisoned ones too; 0: no bound */
-    float beta;               /* mass: what scores are scaled by */
-    double sparse_ratio;      /* top k: of the blocks */
-    double eps;               /* mass: the share to cover */
+    uint32_t policy;        /* enum ucm_choose_policy */
+    uint32_t block_tokens;  /* for topk_tokens */
+    uint32_t topk_tokens;   /* top k: in place of sparse_ratio, if not 0 */
+    uint32_t min_blocks;    /* top k: at least so many */
+    uint32_t sink_blocks;   /* first blocks, always in */
+    uint32_t recent_blocks; /* last blocks, always in */
+    uint32_t limit;         /* at most so many, windows and poisoned ones too; 0: no bound */
+    float beta;             /* mass: what scores are scaled by */
+    double sparse_ratio;    /* top k: of the blocks */
+    double eps;             /* mass: the share to cover */
 };
 
 /* What a choice is made from, and where it goes. */

@@ -83,7 +83,7 @@ struct ucm_select_cuda {
     float beta;
     /* Choice. */
     uint32_t policy, block_tokens, topk_tokens, min_blocks;
-    uint32_t init_window, local_window, k_max;
+    uint32_t sink_blocks, recent_blocks, k_max;
     float mass_beta;
     double sparse_ratio, eps;
     uint32_t room; /* of a list's answer */

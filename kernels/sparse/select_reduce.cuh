@@ -42,9 +42,9 @@ struct span {
 
 static __device__ __forceinline__ struct span between_windows(args_t a, uint32_t n)
 {
-    uint32_t init = min(a.init_window, n);
+    uint32_t init = min(a.sink_blocks, n);
 
-    return span{init, n - min(a.local_window, n - init)};
+    return span{init, n - min(a.recent_blocks, n - init)};
 }
 
 /* Adds 1 to each valid lane's counter, lanes of one counter together: scores gather in few digits. By

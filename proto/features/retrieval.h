@@ -170,8 +170,8 @@
  * eps: mass: the fraction of the weights that is enough.
  * beta_m: mass: weights are exp(beta_m score); 0: as `beta`.
  * limit: blocks of a list at most; 0: as many as the answer holds.
- * init_window_sz: first blocks, always chosen.
- * local_window_sz: last blocks, always chosen.
+ * sink_blocks: first blocks, always chosen.
+ * recent_blocks: last blocks, always chosen.
  * scores: answer the chosen blocks' scores too.
  * prefetch: 0: none; else afterwards prefetch the chosen blocks (16384 at most), with priority
  *   `prefetch` - 1; `cancel` stops it.
@@ -194,8 +194,8 @@
     F(m, f64, eps, OPT, 0, 1)                                                                      \
     F(m, f64, beta_m, OPT, 0, 1u << 20)                                                            \
     F(m, u64, limit, OPT, 0, UCM_MAX_SEQUENCE_BLOCKS)                                              \
-    F(m, u64, init_window_sz, OPT, 0, UCM_MAX_SEQUENCE_BLOCKS)                                     \
-    F(m, u64, local_window_sz, OPT, 0, UCM_MAX_SEQUENCE_BLOCKS)                                    \
+    F(m, u64, sink_blocks, OPT, 0, UCM_MAX_SEQUENCE_BLOCKS)                                        \
+    F(m, u64, recent_blocks, OPT, 0, UCM_MAX_SEQUENCE_BLOCKS)                                      \
     F(m, flag, scores, OPT, 0, 0)                                                                  \
     F(m, u64, prefetch, OPT, 0, 8)                                                                 \
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)

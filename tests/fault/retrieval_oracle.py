@@ -74,7 +74,7 @@ def choice(scores, ask):
     """What docs/design/retrieval.md says: the windows, then the blocks that can't be judged, then the best; `limit` at most."""
     n = len(scores)
     room = min(ask["limit"] or n, n)
-    inside = sorted(methods.windows(n, ask["init_window_sz"], ask["local_window_sz"]))
+    inside = sorted(methods.windows(n, ask["sink_blocks"], ask["recent_blocks"]))
     if len(inside) >= room:
         return inside[:room]
     chosen = set(inside)

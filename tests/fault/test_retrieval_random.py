@@ -224,7 +224,7 @@ class Actor:
         return {"metric": 0, "reduce": some(0, 1), "heads": some(0, 1, 2), "policy": 0 if top_k else 1,
                 "sparse_ratio": some(0.0, 0.1, 0.3, 1.0), "topk_tokens": some(0, 0, 100), "min_blocks": some(0, 4, 1000),
                 "eps": some(0.0, 0.5, 0.9, 1.0), "beta_m": some(0.0, 0.25, 2.0), "limit": some(0, 0, 1, 7, 100),
-                "init_window_sz": some(0, 1, 3), "local_window_sz": some(0, 2, 5)}
+                "sink_blocks": some(0, 1, 3), "recent_blocks": some(0, 2, 5)}
 
     def select(self):
         model = self.random.choice(self.sequences)

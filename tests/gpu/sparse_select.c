@@ -362,8 +362,8 @@ static void random_choose(struct ucm_sparse_choose *c, uint32_t policy, uint32_t
     *c = (struct ucm_sparse_choose){.policy = policy,
                                     .topk_tokens = rnd_below(2) * rnd_below(max_blocks * 8),
                                     .min_blocks = rnd_below(8),
-                                    .init_window_sz = rnd_below(4),
-                                    .local_window_sz = rnd_below(5),
+                                    .sink_blocks = rnd_below(4),
+                                    .recent_blocks = rnd_below(5),
                                     .limit = rnd_below(3) == 0 ? 1 + rnd_below(max_blocks) : 0,
                                     .sparse_ratio = rnd_below(101) / 100.0,
                                     .eps = rnd_below(101) / 100.0,
@@ -431,7 +431,7 @@ static void many_candidates(double sparse_ratio)
         (struct ucm_sparse_score){.heads = UCM_SPARSE_HEADS_SUM, .rows = 1, .q_heads = 4};
     p.options.max_blocks = 120000;
     p.options.choose = (struct ucm_sparse_choose){
-        .sparse_ratio = sparse_ratio, .min_blocks = 4, .init_window_sz = 1, .local_window_sz = 2};
+        .sparse_ratio = sparse_ratio, .min_blocks = 4, .sink_blocks = 1, .recent_blocks = 2};
     compare(&p);
 }
 
@@ -508,7 +508,7 @@ void test_graphs(void)
     p.options.q_dtype = UCM_SPARSE_BF16;
     p.options.max_blocks = 3000;
     p.options.choose = (struct ucm_sparse_choose){
-        .sparse_ratio = 0.1, .min_blocks = 4, .init_window_sz = 1, .local_window_sz = 2};
+        .sparse_ratio = 0.1, .min_blocks = 4, .sink_blocks = 1, .recent_blocks = 2};
     problem_init(&p);
     check(ucm_cuda_select_open(gpu_uuid, &p.summary, &p.options, &s) == 0 &&
               ucm_cuda_select_open(gpu_uuid, &p.summary, &p.options, &other) == 0,

@@ -17,7 +17,7 @@ def policy(choice, score=sparse.Score()):
     return Choices.alike(choice, model.LAYERS, score)
 
 
-QUARTER = policy(sparse.TopK(sparse_ratio=0.25, min_blocks=1, local_window_sz=1))
+QUARTER = policy(sparse.TopK(sparse_ratio=0.25, min_blocks=1, recent_blocks=1))
 ALL = policy(sparse.TopK(sparse_ratio=1.0))
 REFERENCES, PREFILLED = {}, {}
 

@@ -88,7 +88,7 @@ class Needs(unittest.TestCase):
     def test_a_policy_takes_as_many(self):
         """As a selection among all complete blocks takes, whose last ones are the window."""
         for text in ("auto", "topk:dense_below=0,topk_tokens=160", "topk:dense_below=0,sparse_ratio=0.3,min_blocks=6,limit=9", "esa:retrieval_stride=1,lag=0,dense_below=320",
-                     "gsa-device:dense_below=0,topk_tokens=48,init_window_tokens=20,local_window_tokens=33", "topk:dense_below=0,dense_first=1,dense_last=1,topk_tokens=64"):
+                     "gsa-device:dense_below=0,topk_tokens=48,sink_tokens=20,recent_tokens=33", "topk:dense_below=0,dense_first=1,dense_last=1,topk_tokens=64"):
             policy = sparse.Policy(text)
             choices = Choices.from_policy(policy, SHAPE, 4, "Llama-3.1-8B")
             self.assertEqual(choices.floor, 2)
@@ -112,7 +112,7 @@ class Needs(unittest.TestCase):
     def test_policies_that_are_refused(self):
         for text, words in (("esa", "retrieval_stride=5 needs what earlier tokens asked for; set retrieval_stride=1"), ("gsa", "set lag=0"),
                             ("kvstar:retrieval_stride=1", "set rows=1"),
-                            ("psa-estimated", "choice=estimated stops while attention runs"), ("topk:local_window_sz=0", "1 or more")):
+                            ("psa-estimated", "choice=estimated stops while attention runs"), ("topk:recent_blocks=0", "1 or more")):
             with self.assertRaisesRegex(ValueError, words):
                 Choices.from_policy(text, SHAPE, 4)
         with self.assertRaises(UcmError):
@@ -146,7 +146,7 @@ class Needs(unittest.TestCase):
     def test_windows_are_alike(self):
         for windows in ((0, 0), (1, 2)):
             with self.assertRaisesRegex(ValueError, "all must have one size, 1 or more"):
-                Choices(tuple(sparse.TopK(local_window_sz=n) for n in windows))
+                Choices(tuple(sparse.TopK(recent_blocks=n) for n in windows))
 
 
 class Array(np.ndarray):
@@ -182,7 +182,7 @@ class LayersChoose(unittest.TestCase):
     def test_one_selection_for_layers_and_requests_that_differ(self):
         choices = self.choices("topk:topk_tokens=320,dense_first=1,dense_below=800,reuse=2")
         (q_heads, max_blocks, options), = self.opened
-        self.assertEqual((q_heads, max_blocks, options["room"], options["choose"].init_window_sz), (8, 500, 500, 1))
+        self.assertEqual((q_heads, max_blocks, options["room"], options["choose"].sink_blocks), (8, 500, 500, 1))
         choices.set(0, 300)
         choices.set(1, 30)
         self.assertEqual(choices.most.tolist(), [[300, 30], [18, 30], [18, 30]], "of 20 blocks 2 are the window")

@@ -62,7 +62,7 @@ class Together:
 
     def selector(self, pool):
         return Selector(self.summary, pool, GROUP * HEADS, CANDIDATES, sequences=SEQUENCES,
-                        choose=sparse.TopK(sparse_ratio=0.15, init_window_sz=0, local_window_sz=0))
+                        choose=sparse.TopK(sparse_ratio=0.15, sink_blocks=0, recent_blocks=0))
 
     def __init__(self, link, kv, entries=200, encoding="", **more):
         self.kv, self.summary = kv, link.summary
@@ -270,7 +270,7 @@ class OnGpu(unittest.TestCase):
         self.assertTrue(torch.equal(again, both.out))
         self.assertEqual(both.decoder.counts.misses, counts.misses)
 
-    STOPS = "psa-estimated:chosen=4,dense_below=0,local_window_sz=4,eps=0.8,microbatch=1"
+    STOPS = "psa-estimated:chosen=4,dense_below=0,recent_blocks=4,eps=0.8,microbatch=1"
 
     def stopping(self, policy=STOPS, **more):
         both = Stopping(self.link, self.kv, policy, **more)
@@ -324,10 +324,10 @@ class OnGpu(unittest.TestCase):
     def test_all_of_a_certificate_is_dense_attention(self):
         self.link.summary = sparse.box(SHAPE)
         self.link.summaries = sparse.SummaryNamespace(self.link.ns, self.link.summary, build=True)
-        self.dense("psa-certified:dense_below=0,local_window_sz=4,eps=1")
+        self.dense("psa-certified:dense_below=0,recent_blocks=4,eps=1")
 
     def test_a_budget_that_follows(self):
-        both = self.stopping("auto:chosen=4,dense_below=0,local_window_sz=4,min_tokens=0,budget_tokens=1024,goal=0.9", follow=True)
+        both = self.stopping("auto:chosen=4,dense_below=0,recent_blocks=4,min_tokens=0,budget_tokens=1024,goal=0.9", follow=True)
         both.capture()
         both.draw()
         before, shares = both.select.most.clone(), []

@@ -30,7 +30,7 @@ class Selections(Retrieval):
                     scores = self.expected(name, kv, layer, q, reduce, heads)
                     answer = self.select(client, sequence, q, layer, reduce=["max", "mean"].index(reduce), scores=True,
                                          heads=["per_head", "sum", "max"].index(heads), sparse_ratio=0.3, min_blocks=4,
-                                         init_window_sz=1, local_window_sz=2)
+                                         sink_blocks=1, recent_blocks=2)
                     right = [methods.choose_topk(row, methods.count_topk(self.blocks)).tolist() for row in scores]
                     self.assertEqual(lists_of(answer), right)
                     got = np.frombuffer(answer["scores"], "<f4")
@@ -42,7 +42,7 @@ class Selections(Retrieval):
         q = self.query()
         sequence, _ = self.sequence(client, self.summaries(client, ns, "stats"), range(self.blocks), build=True)
         scores = self.expected("stats", kv, 0, q)
-        answer = self.select(client, sequence, q, policy=1, eps=0.6, beta_m=1.0, init_window_sz=1, local_window_sz=1)
+        answer = self.select(client, sequence, q, policy=1, eps=0.6, beta_m=1.0, sink_blocks=1, recent_blocks=1)
         right = [methods.choose_mass(row, 0.6, 1.0, 1, 1) for row in scores]
         for blocks, best in zip(lists_of(answer), right):
             self.assertLessEqual(abs(len(blocks) - len(best)), 1)  # numpy's exp is another one
@@ -117,7 +117,7 @@ class Selections(Retrieval):
         sequence, _ = self.sequence(client, self.summaries(client, ns), range(self.blocks), build=True)
         q = self.query()
         self.assertEqual(lists_of(client.call("select", sequences=[sequence], layers=[0], q=q.tobytes(), q_dtype=1, q_heads=4)), [[], []])
-        windows = self.select(client, sequence, q, min_blocks=0, init_window_sz=2, local_window_sz=3)
+        windows = self.select(client, sequence, q, min_blocks=0, sink_blocks=2, recent_blocks=3)
         last = self.blocks
         self.assertEqual(lists_of(windows), [[0, 1, last - 3, last - 2, last - 1]] * 2)
         self.assertEqual([len(blocks) for blocks in lists_of(self.select(client, sequence, q, topk_tokens=100, min_blocks=0))], [7, 7])

@@ -22,7 +22,7 @@ class ScoreSpec(ctypes.Structure):
 
 
 class ChooseSpec(ctypes.Structure):
-    _fields_ = [(n, u32) for n in ("policy", "block_tokens", "topk_tokens", "min_blocks", "init_window_sz", "local_window_sz",
+    _fields_ = [(n, u32) for n in ("policy", "block_tokens", "topk_tokens", "min_blocks", "sink_blocks", "recent_blocks",
                                    "limit")] + [("beta", ctypes.c_float), ("sparse_ratio", ctypes.c_double),
                                                 ("eps", ctypes.c_double)]
 
@@ -117,8 +117,8 @@ class Choices(unittest.TestCase):
             ratio, least = float(rng.integers(0, 101)) / 100, int(rng.integers(0, 8))
             tokens = int(rng.integers(1, 16 * n)) if rng.random() < 0.3 else 0
             init, local = int(rng.integers(0, 4)), int(rng.integers(0, 4))
-            spec = ChooseSpec(policy=0, block_tokens=16, topk_tokens=tokens, min_blocks=least, init_window_sz=init,
-                              local_window_sz=local, sparse_ratio=ratio)
+            spec = ChooseSpec(policy=0, block_tokens=16, topk_tokens=tokens, min_blocks=least, sink_blocks=init,
+                              recent_blocks=local, sparse_ratio=ratio)
             s = self.scores(rng, n, kind)
             k = methods.count_topk(n, ratio, least, tokens, 16)
             np.testing.assert_array_equal(self.choose(spec, s), methods.choose_topk(s, k, init, local), f"round {round_}")
@@ -128,7 +128,7 @@ class Choices(unittest.TestCase):
         for round_ in range(600):
             n, kind = int(rng.integers(1, 200)), ("plain", "ties", "odd")[round_ % 3]
             eps, limit = float(rng.random()), int(rng.integers(5, 100)) if rng.random() < 0.3 else 0
-            spec = ChooseSpec(policy=1, beta=2.0, eps=eps, init_window_sz=1, local_window_sz=2, limit=limit)
+            spec = ChooseSpec(policy=1, beta=2.0, eps=eps, sink_blocks=1, recent_blocks=2, limit=limit)
             s = self.scores(rng, n, kind)
             want = methods.choose_mass(s, eps, 2.0, 1, 2)
             if limit and len(want) > limit and np.isinf(s).sum() == 0:

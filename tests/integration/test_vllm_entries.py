@@ -37,7 +37,7 @@ class Apart(Together):
         """An entry of a layer holds heads that did not choose its block."""
         held = {}
         for apart in (False, True):
-            e = self.engine(policy(sparse.TopK(sparse_ratio=0.2, min_blocks=1, init_window_sz=0)), apart=apart)
+            e = self.engine(policy(sparse.TopK(sparse_ratio=0.2, min_blocks=1, sink_blocks=0)), apart=apart)
             self.check(e, e.request("some", self.KNOWN, outputs=6))
             decoder = e.sparse[0].decoder
             held[apart] = decoder.entry_bytes * sum(decoder.entries.entry(layer_head, row) is not None for layer_head in range(model.LAYERS * decoder.layer_heads)
@@ -128,7 +128,7 @@ class Admitted(Together):
 
     def test_more_tokens_than_fit(self):
         """A step computes many sparse tokens of one request again, whose choices differ."""
-        of = policy(sparse.TopK(sparse_ratio=0.2, min_blocks=1, init_window_sz=0, local_window_sz=1), sparse.Score(heads="max"))
+        of = policy(sparse.TopK(sparse_ratio=0.2, min_blocks=1, sink_blocks=0, recent_blocks=1), sparse.Score(heads="max"))
         e = self.cold(of, blocks=12, budget=48, entries=model.LAYERS * 2, stream=4)
         request = e.request("r", prompt(619, 140), outputs=40)
         evicted = []
@@ -161,8 +161,8 @@ class Admitted(Together):
     def test_a_policy_by_its_text(self):
         """With its summary, its windows in what it counts, and its length."""
         for text in ("topk:topk_tokens=64,dense_below=48", "auto:min_tokens=64,budget_tokens=512,dense_below=0",
-                     "gsa-device:topk_tokens=80,init_window_tokens=16,local_window_tokens=32,dense_below=0",
-                     "topk:topk_tokens=64,reuse=2,dense_below=0", "gsa:lag=0,init_window_sz=1,local_window_sz=1,dense_first=1,dense_below=0"):
+                     "gsa-device:topk_tokens=80,sink_tokens=16,recent_tokens=32,dense_below=0",
+                     "topk:topk_tokens=64,reuse=2,dense_below=0", "gsa:lag=0,sink_blocks=1,recent_blocks=1,dense_first=1,dense_below=0"):
             with self.subTest(text):
                 ranks = 2 if sparse.Policy(text).score.heads == "each" else 1  # else lists would be of each rank's heads
                 e = self.engine(text, salt=text, ranks=ranks, apart=True)
@@ -183,7 +183,7 @@ class Admitted(Together):
 
     def test_windows(self):
         with self.assertRaisesRegex(ValueError, "1 or more"):
-            policy(sparse.TopK(local_window_sz=0))
+            policy(sparse.TopK(recent_blocks=0))
 
 
 if __name__ == "__main__":

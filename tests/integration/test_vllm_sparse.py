@@ -31,7 +31,7 @@ class Attended(Together):
 
     def test_policies(self):
         parts = sparse.TopK(sparse_ratio=0.25, min_blocks=1)
-        for of in (policy(sparse.TopK(topk_tokens=2 * BLOCK, min_blocks=1, local_window_sz=1)),
+        for of in (policy(sparse.TopK(topk_tokens=2 * BLOCK, min_blocks=1, recent_blocks=1)),
                    policy(sparse.Mass(eps=0.6, beta_m=0.25, limit=5)),
                    policy(parts, sparse.Score(heads="max")),
                    Choices((sparse.TopK(sparse_ratio=1.0), parts, parts))):
@@ -71,7 +71,7 @@ class Attended(Together):
 
     def test_two_ranks(self):
         """Each brings what its own heads chose."""
-        e = self.known(self.engine(policy(sparse.TopK(sparse_ratio=0.25, min_blocks=1, init_window_sz=0, local_window_sz=1)), ranks=2))
+        e = self.known(self.engine(policy(sparse.TopK(sparse_ratio=0.25, min_blocks=1, sink_blocks=0, recent_blocks=1)), ranks=2))
         request = e.request("warm", self.KNOWN, outputs=15)
         self.check(e, request)
         chosen = [{(layer, b) for (_, layer, head), blocks in request.choices.items() if head in rank.heads for b in blocks} for rank in e.sparse]

@@ -23,7 +23,7 @@ BLOCK = 16
 
 def rules(**more):
     """A window of 2 blocks, and 2 more blocks of each of 3 layers."""
-    choices = Choices.alike(TopK(init_window_sz=0, local_window_sz=2, topk_tokens=2 * BLOCK, min_blocks=0), 3)
+    choices = Choices.alike(TopK(sink_blocks=0, recent_blocks=2, topk_tokens=2 * BLOCK, min_blocks=0), 3)
     return Rules(**{"policy": "p", "choices": choices, "block_tokens": BLOCK, "prompt": 100, "lists": 1, "room": Room(12, 40),
                     "max_tokens": 1000, **more})
 

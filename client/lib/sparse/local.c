@@ -325,8 +325,8 @@ void ucm_sparse_choose_defaults(struct ucm_sparse_choose *choose)
     *choose = (struct ucm_sparse_choose){
         .policy = spec.policy,
         .min_blocks = spec.min_blocks,
-        .init_window_sz = spec.init_window_sz,
-        .local_window_sz = spec.local_window_sz,
+        .sink_blocks = spec.sink_blocks,
+        .recent_blocks = spec.recent_blocks,
         .sparse_ratio = spec.sparse_ratio,
         .eps = spec.eps,
         .beta_m = (double)spec.beta,

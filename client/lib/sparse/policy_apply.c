@@ -209,9 +209,8 @@ int ucm_policy_choose(const struct ucm_policy *policy, uint32_t block_tokens, ui
         .policy = policy->choice == UCM_SPARSE_CHOICE_MASS ? UCM_SPARSE_MASS : UCM_SPARSE_TOPK,
         .topk_tokens = policy->topk_tokens,
         .min_blocks = larger(policy->min_blocks, policy->min_tokens, block_tokens),
-        .init_window_sz = larger(policy->init_window_sz, policy->init_window_tokens, block_tokens),
-        .local_window_sz =
-            larger(policy->local_window_sz, policy->local_window_tokens, block_tokens),
+        .sink_blocks = larger(policy->sink_blocks, policy->sink_tokens, block_tokens),
+        .recent_blocks = larger(policy->recent_blocks, policy->recent_tokens, block_tokens),
         .limit = policy->limit,
         .sparse_ratio = policy->sparse_ratio,
         .eps = policy->eps,

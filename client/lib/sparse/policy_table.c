@@ -63,10 +63,10 @@ const struct policy_key policy_keys[] = {
     REAL(sparse_ratio, "0.3", 1, "of the blocks", .choices = CHOICE(TOPK)),
     COUNT(min_blocks, "4", 0, BLOCKS, "at least so many are attended"),
     COUNT(min_tokens, "0", 0, TOKENS, "the same in tokens; the larger counts"),
-    COUNT(init_window_sz, "1", 0, BLOCKS, "first blocks that are always attended"),
-    COUNT(local_window_sz, "2", 0, BLOCKS, "last ones"),
-    COUNT(init_window_tokens, "0", 0, TOKENS, "the same in tokens; the larger counts"),
-    COUNT(local_window_tokens, "0", 0, TOKENS, "likewise"),
+    COUNT(sink_blocks, "1", 0, BLOCKS, "first blocks that are always attended"),
+    COUNT(recent_blocks, "2", 0, BLOCKS, "last ones"),
+    COUNT(sink_tokens, "0", 0, TOKENS, "the same in tokens; the larger counts"),
+    COUNT(recent_tokens, "0", 0, TOKENS, "likewise"),
     COUNT(topk_tokens, "0", 0, TOKENS, "in place of sparse_ratio, if not 0",
           .choices = CHOICE(TOPK)),
     COUNT(limit, "0", 0, BLOCKS, "at most so many are attended; 0: no limit"),
@@ -117,19 +117,19 @@ const struct policy_preset policy_presets[] = {
      * 9.3; not the eviction of 9.4, which is no policy's: kernels/entries/entries.h. How many
      * means a block has it doesn't say. The engine predicts (seed 000, 1.2): a step ahead. */
     {"gsa", "GSA: two means a block by distance, one list, 0.3 of the blocks, a step ahead",
-     "summary=submean,run=8,metric=l2,reduce=mean,heads=sum,init_window_sz=4,local_window_sz=8,"
+     "summary=submean,run=8,metric=l2,reduce=mean,heads=sum,sink_blocks=4,recent_blocks=8,"
      "lag=1"},
     /* Chapters 10 and 11.5.3; the windows count among the 4,096 tokens (10.3). It averages q over a
      * group, so that opposed heads cancel: here the nearest head counts. */
     {"gsa-device", "GSA on the device: hashes of all tokens, 4,096 tokens, 64 and 512 always",
-     "summary=hash,reduce=max,topk_tokens=4096,init_window_tokens=64,local_window_tokens=512"},
+     "summary=hash,reduce=max,topk_tokens=4096,sink_tokens=64,recent_tokens=512"},
     /* Chapter 11.2.2. Its half of the channels, those with the largest mean |K|, differs from text
      * to text; a summary that requests share has the slower half of the pairs. */
     {"kvstar", "KVStar as written: means of 4 tokens, 8 queries' softmax without 1 / sqrt(d)",
-     "summary=submean,run=4,keep=0.5,rows=8,beta=1,init_window_sz=2,local_window_sz=4,"
+     "summary=submean,run=4,keep=0.5,rows=8,beta=1,sink_blocks=2,recent_blocks=4,"
      "retrieval_stride=8"},
     {"kvstar-corrected", "KVStar with its softmax scaled by 1 / sqrt(d)",
-     "summary=submean,run=4,keep=0.5,rows=8,init_window_sz=2,local_window_sz=4,retrieval_stride=8"},
+     "summary=submean,run=4,keep=0.5,rows=8,sink_blocks=2,recent_blocks=4,retrieval_stride=8"},
 };
 const uint32_t policy_n_presets = sizeof(policy_presets) / sizeof(policy_presets[0]);
 

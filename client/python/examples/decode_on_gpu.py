@@ -77,7 +77,7 @@ def decode(client: Client, steps_wanted: int = 3, out=print) -> torch.Tensor:
 
     # The worker's memory: entries for a few steps' worth of blocks, and tables.
     pool = torch.empty(Steps.bytes_of(SHAPE, LAYER, entries=1024), dtype=torch.uint8, device="cuda")
-    some = sparse.TopK(topk_tokens=16 * TOKENS, init_window_sz=0, local_window_sz=0)
+    some = sparse.TopK(topk_tokens=16 * TOKENS, sink_blocks=0, recent_blocks=0)
     select = Selector(summary, pool, GROUP * HEADS, CANDIDATES, choose=some)
     steps = Steps(pool, SHAPE, layers=LAYERS, q_heads=GROUP * HEADS, layer_bytes=LAYER, numbers=BLOCKS, requests=1, sequences=1,
                   room=select.room, window=WINDOW)

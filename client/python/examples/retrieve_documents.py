@@ -69,7 +69,7 @@ def best(sequences: list[sparse.BlockSequence], words: list[str]) -> list[tuple[
     """For each document: its score, its number, and the one block that each word wants. One call for all of them."""
     rows = [(sequence, 0) for sequence in sequences for _ in words]
     queries = np.stack([vector(word) for word in words])[None].repeat(len(sequences), 0).reshape(len(rows), HEADS, DIM)
-    one = sparse.TopK(topk_tokens=TOKENS, min_blocks=1, init_window_sz=0, local_window_sz=0)
+    one = sparse.TopK(topk_tokens=TOKENS, min_blocks=1, sink_blocks=0, recent_blocks=0)
     chosen = sparse.select(rows, queries, one)
     found = []
     for i in range(len(sequences)):

@@ -52,7 +52,7 @@ def retrieve(client: Client, out=print) -> list[int]:
             torch.cuda.current_stream().synchronize()
             summary_region.load(names, range(BLOCKS)).wait()
             lengths = torch.tensor([BLOCKS], dtype=torch.int32, device="cuda")
-            some = sparse.TopK(sparse_ratio=0.02, init_window_sz=0, local_window_sz=0)
+            some = sparse.TopK(sparse_ratio=0.02, sink_blocks=0, recent_blocks=0)
             with cuda.Selector(summary, summaries, HEADS, BLOCKS, choose=some) as select:
                 chosen = select(summaries[1], numbers[None], lengths, query).lists()[0]
             blocks = sorted(set().union(*chosen))

@@ -147,7 +147,7 @@ class Engine:
     def __init__(self):
         torch.manual_seed(0)
         self.caches = {str(i): torch.zeros(PAGES, HEADS, BLOCK, 2 * DIM) for i in range(LAYERS)}
-        choices = Choices.alike(TopK(init_window_sz=0, local_window_sz=1, topk_tokens=400, min_blocks=0), LAYERS)
+        choices = Choices.alike(TopK(sink_blocks=0, recent_blocks=1, topk_tokens=400, min_blocks=0), LAYERS)
         rules = Rules("p", choices, BLOCK, 20, HEADS, Room(100, 60), 200, on_gpu=True)
         config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=4), parallel_config=None,
                                  model_config=SimpleNamespace(get_num_attention_heads=lambda _: HEADS * GROUP))

@@ -552,10 +552,10 @@ def finish(chosen, room):
     return np.array(chosen if room is None else chosen[:room], np.int64)
 
 
-def choose_topk(scores, k, init_window=1, local_window=2, room=None):
+def choose_topk(scores, k, sink_blocks=1, recent_blocks=2, room=None):
     """Indexes ascending. Poisoned blocks (+inf) are in, whatever k."""
     n = len(scores)
-    chosen = windows(n, init_window, local_window)
+    chosen = windows(n, sink_blocks, recent_blocks)
     for block in ranking(scores):
         if len(chosen) >= k and scores[block] != np.inf:
             break
@@ -563,13 +563,13 @@ def choose_topk(scores, k, init_window=1, local_window=2, room=None):
     return finish(chosen, room)
 
 
-def choose_mass(scores, eps, beta, init_window=1, local_window=2, limit=None):
+def choose_mass(scores, eps, beta, sink_blocks=1, recent_blocks=2, limit=None):
     """The smallest set whose weights reach eps of all: windows, then in order of score."""
     n = len(scores)
     w = [int(x) for x in weights(scores, beta)]
     total = sum(w)
     most = n if limit is None else limit
-    chosen = windows(n, init_window, local_window)
+    chosen = windows(n, sink_blocks, recent_blocks)
     have = sum(w[i] for i in chosen)
     for block in ranking(scores):
         poisoned = scores[block] == np.inf

@@ -83,14 +83,14 @@ Test(client_policy, the_seeds_numbers)
 {
     struct ucm_policy p = parsed("esa");
 
-    cr_expect(p.summary == UCM_SPARSE_MEAN && p.sparse_ratio == .3 && p.init_window_sz == 1 &&
-              p.local_window_sz == 2 && p.min_blocks == 4 && p.retrieval_stride == 5 && p.lag == 1);
+    cr_expect(p.summary == UCM_SPARSE_MEAN && p.sparse_ratio == .3 && p.sink_blocks == 1 &&
+              p.recent_blocks == 2 && p.min_blocks == 4 && p.retrieval_stride == 5 && p.lag == 1);
     p = parsed("gsa");
-    cr_expect(p.summary == UCM_SPARSE_SUBMEAN && p.metric == UCM_SPARSE_L2 &&
-              p.init_window_sz == 4 && p.local_window_sz == 8 && p.sparse_ratio == .3);
+    cr_expect(p.summary == UCM_SPARSE_SUBMEAN && p.metric == UCM_SPARSE_L2 && p.sink_blocks == 4 &&
+              p.recent_blocks == 8 && p.sparse_ratio == .3);
     p = parsed("gsa-device");
     cr_expect(p.summary == UCM_SPARSE_HASH && p.bits == 128 && p.topk_tokens == 4096 &&
-              p.init_window_tokens == 64 && p.local_window_tokens == 512);
+              p.sink_tokens == 64 && p.recent_tokens == 512);
     p = parsed("kvstar");
     cr_expect(p.run == 4 && p.keep == .5 && p.rows == 8 && p.retrieval_stride == 8 && p.beta == 1);
     p = parsed("kvstar-corrected");
@@ -301,10 +301,10 @@ Test(client_policy, choices)
     struct ucm_sparse_choose c;
 
     cr_assert_eq(ucm_policy_choose(&p, 16, 8192, NULL, &c), 0, "%s", ucm_errmsg());
-    cr_expect(c.policy == UCM_SPARSE_TOPK && c.topk_tokens == 4096 && c.init_window_sz == 4 &&
-              c.local_window_sz == 32);
+    cr_expect(c.policy == UCM_SPARSE_TOPK && c.topk_tokens == 4096 && c.sink_blocks == 4 &&
+              c.recent_blocks == 32);
     cr_assert_eq(ucm_policy_choose(&p, 100, 8192, NULL, &c), 0);
-    cr_expect(c.init_window_sz == 1 && c.local_window_sz == 6, "rounded up to blocks");
+    cr_expect(c.sink_blocks == 1 && c.recent_blocks == 6, "rounded up to blocks");
     p = parsed("psa");
     cr_assert_eq(ucm_policy_choose(&p, 16, 8192, NULL, &c), 0);
     cr_expect(c.sparse_ratio == 1 && c.limit == 0, "the order of all blocks");

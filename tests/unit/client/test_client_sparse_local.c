@@ -353,7 +353,7 @@ Test(sparse_local, wrong_choices)
     CHOOSE(c.policy = 2);
     CHOOSE(c.sparse_ratio = 1.1);
     CHOOSE(c.sparse_ratio = NAN);
-    CHOOSE(c.init_window_sz = UINT32_MAX);
+    CHOOSE(c.sink_blocks = UINT32_MAX);
     CHOOSE(c.policy = UCM_SPARSE_MASS; c.eps = 2);
     CHOOSE(c.policy = UCM_SPARSE_MASS; c.beta_m = 0);
 #undef CHOOSE

@@ -398,7 +398,7 @@ static void run_init(struct run *r, uint32_t reduce, uint32_t heads)
         .job.done_cb = selected_cb,
         .plan = &plan,
         .score = {.reduce = reduce, .heads = heads, .rows = 1, .q_heads = Q_HEADS},
-        .choose = {.min_blocks = 5, .sparse_ratio = 0.1, .init_window_sz = 1, .local_window_sz = 2},
+        .choose = {.min_blocks = 5, .sparse_ratio = 0.1, .sink_blocks = 1, .recent_blocks = 2},
         .q_dtype = SELECT_F32,
         .q = q,
         .n_rows = ROWS,

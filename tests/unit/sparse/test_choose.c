@@ -27,7 +27,7 @@ static int naive_order(const void *a, const void *b)
 
 static bool in_window(const struct ucm_choose_spec *spec, uint32_t n, uint32_t b)
 {
-    return b < spec->init_window_sz || n - b <= spec->local_window_sz;
+    return b < spec->sink_blocks || n - b <= spec->recent_blocks;
 }
 
 static uint32_t naive_k(const struct ucm_choose_spec *spec, uint32_t n)
@@ -189,8 +189,8 @@ static struct ucm_choose_spec random_spec(uint32_t n)
     ucm_choose_defaults(&spec);
     spec.sparse_ratio = rig_below(101) / 100.0;
     spec.min_blocks = rig_below(3) == 0 ? rig_below(n + 2) : 0;
-    spec.init_window_sz = rig_below(2) == 0 ? rig_below(3) : rig_below(n + 2);
-    spec.local_window_sz = rig_below(2) == 0 ? rig_below(3) : rig_below(n + 2);
+    spec.sink_blocks = rig_below(2) == 0 ? rig_below(3) : rig_below(n + 2);
+    spec.recent_blocks = rig_below(2) == 0 ? rig_below(3) : rig_below(n + 2);
     if (rig_below(3) == 0)
         spec.topk_tokens = 1 + rig_below(16 * n + 1);
     if (rig_below(3) == 0)
@@ -369,7 +369,7 @@ Test(choose, wrong_specs_are_refused_with_a_sentence)
     refused((bad = good, bad.sparse_ratio = 1.5, bad), "sparse_ratio");
     refused((bad = good, bad.sparse_ratio = NAN, bad), "sparse_ratio");
     refused((bad = good, bad.topk_tokens = 1, bad.block_tokens = 0, bad), "block_tokens");
-    refused((bad = good, bad.init_window_sz = UINT32_MAX, bad), "init_window_sz");
+    refused((bad = good, bad.sink_blocks = UINT32_MAX, bad), "sink_blocks");
     good.policy = UCM_CHOOSE_MASS;
     cr_assert_eq(ucm_choose_check(&good, why), 0);
     refused((bad = good, bad.eps = -0.1, bad), "eps");

@@ -35,7 +35,7 @@ class Rounds:
 @dataclass(frozen=True)
 class Choices:
     """layers: a Choice for each. A token whose block is the t-th attends its *window*, the blocks from t - `window` to its
-    own, and of those before them, its *candidates*, what the layer's choice takes. The window is their local_window_sz, so
+    own, and of those before them, its *candidates*, what the layer's choice takes. The window is their recent_blocks, so
     it must be the same in all, and 1 or more. It does not count in sparse_ratio and topk_tokens. A score of heads "sum" or "max" is of
     the worker's own KV heads: then what is chosen depends on how many ranks share them."""
 
@@ -47,7 +47,7 @@ class Choices:
     rounds: Optional[Rounds] = None
 
     def __post_init__(self) -> None:
-        windows = {choice.local_window_sz for choice in self.layers}
+        windows = {choice.recent_blocks for choice in self.layers}
         if len(windows) != 1 or 0 in windows:
             raise ValueError(f"layers have windows of {sorted(windows)} blocks; all must have one size, 1 or more")
 
@@ -74,17 +74,17 @@ class Choices:
         if policy.choice not in ("topk", "mass") and policy.reuse > 1:
             raise Refused(f"{policy}: reuse={policy.reuse} has layers attend by the scores of another one's queries; set reuse=1")
         schedule = policy.schedule(layers, model)
-        window = policy.choose(shape.tokens, 0, _budget(policy, shape.tokens, 0)).local_window_sz
+        window = policy.choose(shape.tokens, 0, _budget(policy, shape.tokens, 0)).recent_blocks
         score = policy.score if policy.beta else replace(policy.score, beta=schedule.beta)
         dense = tuple(mode == LayerMode.DENSE for mode in schedule.modes)
         sources = tuple(schedule.step(layer, 0, policy.dense_below).layer if not dense[layer] else layer for layer in range(layers))
-        nominal = TopK(local_window_sz=window)
+        nominal = TopK(recent_blocks=window)
         rounds = _rounds(policy, shape) if stops else None
         return _OfPolicy((nominal,) * layers, score, policy.entries, rounds, str(policy), shape.tokens, dense, sources)
 
     @property
     def window(self) -> int:
-        return self.layers[0].local_window_sz
+        return self.layers[0].recent_blocks
 
     def candidates(self, block: int) -> int:
         """Of a token in that block: so many first blocks."""
@@ -101,7 +101,7 @@ class Choices:
 
     def of_candidates(self, layer: int, candidates: int) -> Choice:
         """What is chosen of so many, their first blocks included and the window not."""
-        return replace(self.layers[layer], local_window_sz=0)
+        return replace(self.layers[layer], recent_blocks=0)
 
     def least(self, layer: int, candidates: int) -> int:
         """Blocks of a list that are attended whatever they cover."""
@@ -121,7 +121,7 @@ class Choices:
         most = candidates
         if isinstance(choice, TopK):
             wanted = -(-choice.topk_tokens // block_tokens) if choice.topk_tokens else int(candidates * choice.sparse_ratio)
-            most = min(candidates, max(choice.min_blocks, choice.init_window_sz, wanted))
+            most = min(candidates, max(choice.min_blocks, choice.sink_blocks, wanted))
         return min(most, choice.limit or most)
 
     def entries(self, candidates: int, lists: int, block_tokens: int, layer_heads: int = 1) -> int:
@@ -144,7 +144,7 @@ def _rounds(policy: Policy, shape: Shape) -> Optional[Rounds]:
         known = ""  # no scores of query heads are kept
     if policy.choice in ("estimated", "certified") and not known:
         raise Refused(f"{policy}: choice={policy.choice} asks each query head's scores what is left; set reduce=softmax")
-    windows = max(policy.init_window_sz, -(-policy.init_window_tokens // tokens))
+    windows = max(policy.sink_blocks, -(-policy.sink_tokens // tokens))
     least = max(policy.min_blocks, -(-policy.min_tokens // tokens))
     if policy.choice in ("psa", "estimated", "certified"):
         most = 6 if policy.choice == "psa" else Rounds.rounds  # PSA's double
@@ -181,7 +181,7 @@ class _OfPolicy(Choices):
     def of_candidates(self, layer: int, candidates: int) -> Choice:
         policy, complete = _parsed(self.text), candidates + self.window
         if self.is_dense(layer, candidates):
-            return TopK(init_window_sz=0, local_window_sz=0, sparse_ratio=1.0)
+            return TopK(sink_blocks=0, recent_blocks=0, sparse_ratio=1.0)
         return self._taken(candidates, policy.choose(self.tokens, complete, self.budget(candidates)))
 
     def budget(self, candidates: int) -> Optional[Budget]:
@@ -191,19 +191,19 @@ class _OfPolicy(Choices):
         if self.is_dense(layer, candidates):
             return candidates
         taken = self._taken(candidates, _parsed(self.text).choose(self.tokens, candidates + self.window, budget))
-        return min(candidates, max(taken.min_blocks, taken.init_window_sz)) if isinstance(taken, TopK) else candidates
+        return min(candidates, max(taken.min_blocks, taken.sink_blocks)) if isinstance(taken, TopK) else candidates
 
     def _taken(self, candidates: int, choice: Choice) -> Choice:
         """Of what is chosen of all complete blocks, the candidates."""
         complete = candidates + self.window
-        first, limit = min(choice.init_window_sz, candidates), max(0, choice.limit - self.window)
+        first, limit = min(choice.sink_blocks, candidates), max(0, choice.limit - self.window)
         if isinstance(choice, Mass):
-            return replace(choice, init_window_sz=first, local_window_sz=0, limit=max(limit, 1) if choice.limit else 0)
+            return replace(choice, sink_blocks=first, recent_blocks=0, limit=max(limit, 1) if choice.limit else 0)
         assert isinstance(choice, TopK)
         wanted = -(-choice.topk_tokens // self.tokens) if choice.topk_tokens else int(complete * choice.sparse_ratio)
         most = max(0, max(wanted, choice.min_blocks) - self.window)
         most = min(most, limit) if choice.limit else most
-        return TopK(init_window_sz=first, local_window_sz=0, sparse_ratio=0.0, min_blocks=most)
+        return TopK(sink_blocks=first, recent_blocks=0, sparse_ratio=0.0, min_blocks=most)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class LayerChoices:
             raise Refused("follow: only a policy with a goal has budgets")
         self.choices, self.sequences, self.max_blocks, self.follows = choices, sequences, max_blocks, follow
         room = max(self._room(layer, tokens) for layer in layers)
-        choose = TopK(max(choice.init_window_sz for choice in most), 0, sparse_ratio=0.0, min_blocks=0)
+        choose = TopK(max(choice.sink_blocks for choice in most), 0, sparse_ratio=0.0, min_blocks=0)
         self.select = Selector(summary, gpu, q_heads, max_blocks, sequences=sequences, choose=choose, score=choices.score, room=max(room, 1))
         self.lists, self.room = self.select.lists, self.select.room
         self._tensor, self._int32, self._float32 = torch.tensor, torch.int32, torch.float32

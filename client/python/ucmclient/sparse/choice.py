@@ -55,8 +55,8 @@ class Score:
 class Choice:
     """What every policy has: the first and last blocks that are always in, and the most of a list (0: no limit)."""
 
-    init_window_sz: int = 1
-    local_window_sz: int = 2
+    sink_blocks: int = 1
+    recent_blocks: int = 2
     limit: int = 0
 
     def native(self) -> native.Choose:
@@ -67,7 +67,7 @@ class Choice:
             if isinstance(value, int) and not 0 <= value < 2**32:
                 raise ValueError(f"{field} is {value}; 0 to 2**32 - 1 are allowed")
         return native.Choose(
-            init_window_sz=self.init_window_sz, local_window_sz=self.local_window_sz, limit=self.limit, **more
+            sink_blocks=self.sink_blocks, recent_blocks=self.recent_blocks, limit=self.limit, **more
         )
 
 

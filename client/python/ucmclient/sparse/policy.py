@@ -97,7 +97,7 @@ class Policy:
         c = native.Choose()
         state = None if budget is None else byref(budget.native)
         check(lib.ucm_policy_choose(byref(self.native), block_tokens, blocks, state, byref(c)))
-        windows = {"init_window_sz": c.init_window_sz, "local_window_sz": c.local_window_sz, "limit": c.limit}
+        windows = {"sink_blocks": c.sink_blocks, "recent_blocks": c.recent_blocks, "limit": c.limit}
         if c.policy == 1:
             return Mass(eps=c.eps, beta_m=c.beta_m, **windows)
         return TopK(sparse_ratio=c.sparse_ratio, min_blocks=c.min_blocks, topk_tokens=c.topk_tokens, **windows)
