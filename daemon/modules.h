@@ -39,7 +39,7 @@ struct server {
     uv_timer_t stop_timer;
     struct iterations iterations;
     uint64_t stop_at_ms, progress_seen;
-    /* DRAINING: requests and write-behind have until stop_at_ms. DROPPING: what is left was
+    /* DRAINING: requests and write-back have until stop_at_ms. DROPPING: what is left was
      * stopped, connections end. SNAPSHOT: the list of parts in DRAM is being written. */
     enum { SERVING, DRAINING, DROPPING, SNAPSHOT, STOPPED } state;
     int exit_status;

@@ -127,7 +127,7 @@ static void stop_tick_cb(uv_timer_t *timer)
     struct server *s = timer->data;
     bool late = uv_now(&s->loop) >= s->stop_at_ms;
 
-    /* Waits for write-behind too: the next start finds what was written. */
+    /* Waits for write-back too: the next start finds what was written. */
     if (s->state == DRAINING &&
         ((requests_active(s->requests) == 0 && cache_written(s->cache)) || late)) {
         if (requests_active(s->requests) > 0)

@@ -154,7 +154,7 @@ static void pack_part(msgpack_packer *pk, uint32_t part, const struct part *p)
 {
     static const char *const dram[] = {"none", "pending_write", "pending_read", "ready"};
     static const char *const nvme[] = {"none", "writing", "ready"};
-    static const char *const shared[] = {"none", "presumed", "writing", "ready"};
+    static const char *const shared[] = {"none", "unverified", "writing", "ready"};
 
     msgpack_pack_map(pk, 8);
     proto_pack_u64(pk, "part", part);

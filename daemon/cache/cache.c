@@ -193,19 +193,19 @@ block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum 
 
 /* ---- by name ---- */
 
-/* The tiers in which something of it lies, or to which something is on its way. backed: leaving
+/* The tiers in which something of it lies, or to which something is on its way. clean: leaving
  * DRAM loses nothing. */
-static unsigned block_tiers(const struct block *b, const struct ns *ns, bool *backed)
+static unsigned block_tiers(const struct block *b, const struct ns *ns, bool *clean)
 {
     unsigned tiers = b->dram_parts > 0 ? CACHE_DRAM : 0;
 
-    *backed = true;
+    *clean = true;
     for (uint32_t i = 0; i < ns->identity.parts; i++) {
         const struct part *p = &b->part[i];
 
         tiers |= p->nvme != PART_NVME_NONE ? CACHE_NVME : 0;
         tiers |= p->share != PART_SHARE_NONE ? CACHE_SHARE : 0;
-        *backed = *backed && part_backed(p);
+        *clean = *clean && part_clean(p);
     }
     return tiers;
 }
@@ -214,11 +214,11 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
-    bool all = tiers == CACHE_ALL, backed;
+    bool all = tiers == CACHE_ALL, clean;
 
-    if (b->whole_parts == 0 || !(block_tiers(b, ns, &backed) & tiers))
+    if (b->whole_parts == 0 || !(block_tiers(b, ns, &clean) & tiers))
         return CACHE_EVICT_NONE;
-    if (b->flags & BLOCK_PINNED || (tiers == CACHE_DRAM && !backed))
+    if (b->flags & BLOCK_PINNED || (tiers == CACHE_DRAM && !clean))
         return CACHE_EVICT_LATER;
     if (all)
         pending_writes_break(c, ref);

@@ -6,7 +6,7 @@
  *   when every layer was claimed, copied and reported.
  * - load: cache_get, the device copies out of the slot, cache_put. A part that lies on NVMe or on
  *   the shared tier is read once, however many ask for it, into the slot that they copy from.
- * - write-behind: complete blocks go to NVMe and to the shared tier, in the order in which they
+ * - write-back: complete blocks go to NVMe and to the shared tier, in the order in which they
  *   became complete.
  *
  * Eviction waits by counting, never by a clock: a slot stays while its part has users, a block
@@ -175,8 +175,8 @@ void cache_unfollow(struct cache_follower *f); /* f->link is initialised; it nee
  * between two that are there. May forget others that lie on the shared tier only. */
 void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share_root_id root,
                        bool asked);
-/* A KNOWN part that is nowhere else becomes PRESUMED, so that a dump of it is taken: the dump asks
- * for stable storage, which the shared tier is not. */
+/* A KNOWN part that is nowhere else becomes UNVERIFIED, so that a dump of it is taken: the dump
+ * asks for stable storage, which the shared tier is not. */
 void cache_shared_presume(struct cache *c, block_ref ref, uint32_t part);
 /* Where something of the block lies, as far as this host knows: bit i for root i + 1; all, if the
  * root is not known. */
@@ -280,7 +280,7 @@ struct cache_durable {
  * whole; -EOPNOTSUPP: there is no tier; or another -errno of the tier. */
 int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint32_t part);
 
-/* ---- waiting for space, and for write-behind ---- */
+/* ---- waiting for space, and for write-back ---- */
 
 enum wait_for {
     /* the next iteration of the event loop, as enough was done in this one: one goes on in each */

@@ -43,7 +43,7 @@ struct cache_watchers {
 
 struct cache {
     struct cache_config config;
-    /* Write-behind hears of blocks that are used; NULL: there is nothing below DRAM. */
+    /* Write-back hears of blocks that are used; NULL: there is nothing below DRAM. */
     void (*used_cb)(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n);
     const struct tier_ops *tier_ops;
     struct tier *tier;   /* NULL: none */
@@ -157,7 +157,7 @@ static inline void cache_wake(struct cache *c, enum cache_chore chore)
 /* Less is under way, and nothing was released: if nothing is left, who waits for a release has to
  * know. */
 void cache_less_under_way(struct cache *c);
-/* Who waits for write-behind may go on. */
+/* Who waits for write-back may go on. */
 void cache_less_dirty(struct cache *c);
 /* Chores: who waits tries again. */
 bool cache_space_run(void *ctx);

@@ -122,7 +122,7 @@ static unsigned list_for_dram(const struct leave *l, const struct block *b, cons
 
         if (p->users > 0)
             return LIST_HELD;
-        only_copy = only_copy || (p->dram == PART_DRAM_READY && !part_backed(p));
+        only_copy = only_copy || (p->dram == PART_DRAM_READY && !part_clean(p));
     }
     if (!only_copy)
         return LIST_CANDIDATES;

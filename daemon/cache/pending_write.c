@@ -92,7 +92,7 @@ int pending_write_claim(struct cache *c, struct pending_writes *pending_writes, 
     if (b->flags & BLOCK_DELETING)
         return -EINPROGRESS;
     /* A pending write goes on when recovery finds the part in the meantime. A part that is only
-     * PRESUMED is taken: the worker that computed it anew may have missed it there. */
+     * UNVERIFIED is taken: the worker that computed it anew may have missed it there. */
     if (p->dram != PART_DRAM_PENDING_WRITE &&
         (p->dram != PART_DRAM_NONE || p->nvme == PART_NVME_READY || p->share == PART_SHARE_KNOWN))
         return -EEXIST;
@@ -111,7 +111,7 @@ int pending_write_claim(struct cache *c, struct pending_writes *pending_writes, 
     }
     if (f->pending_writes != pending_writes || f->broken || !pending_write_take(f, layer, n))
         return -EINPROGRESS;
-    if (p->share == PART_SHARE_PRESUMED)
+    if (p->share == PART_SHARE_UNVERIFIED)
         part_set_share(c, ref, part, PART_SHARE_NONE, 0);
     list_remove(&f->link_age);
     if (f->copying == 0)

@@ -26,8 +26,8 @@ void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share
         return;
     for (uint32_t i = 0; i <= last; i++)
         if (b->part[i].share == PART_SHARE_NONE ||
-            (b->part[i].share == PART_SHARE_PRESUMED && asked))
-            part_set_share(c, ref, i, asked && i == last ? PART_SHARE_KNOWN : PART_SHARE_PRESUMED,
+            (b->part[i].share == PART_SHARE_UNVERIFIED && asked))
+            part_set_share(c, ref, i, asked && i == last ? PART_SHARE_KNOWN : PART_SHARE_UNVERIFIED,
                            root);
 }
 
@@ -49,7 +49,7 @@ void cache_shared_presume(struct cache *c, block_ref ref, uint32_t part)
 
     if (c->tier && p->share == PART_SHARE_KNOWN && p->dram == PART_DRAM_NONE &&
         p->nvme != PART_NVME_READY)
-        part_set_share(c, ref, part, PART_SHARE_PRESUMED, p->root);
+        part_set_share(c, ref, part, PART_SHARE_UNVERIFIED, p->root);
 }
 
 /* ---- attaching ---- */

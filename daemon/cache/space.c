@@ -505,8 +505,9 @@ int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool k
     if (rc != 0)
         return rc;
     if (node != NUMA_NONE && arena_nodes(c->arena) > 0)
-        *(arena_slot_node(c->arena, slot) == node ? &c->config.metrics->arena_slots_near
-                                                  : &c->config.metrics->arena_slots_far) += 1;
+        *(arena_slot_node(c->arena, slot) == node ? &c->config.metrics->arena_slots_numa_local
+                                                  : &c->config.metrics->arena_slots_numa_remote) +=
+            1;
     *out = slot;
     return 0;
 }

@@ -1,4 +1,4 @@
-/* Who waits: for an iteration of the event loop, for space, for write-behind. */
+/* Who waits: for an iteration of the event loop, for space, for write-back. */
 #include "daemon/cache/cache.h"
 
 #include "daemon/cache/internal.h"
@@ -151,7 +151,7 @@ void cache_released(struct cache *c)
         cache_less_dirty(c);
 }
 
-/* ---- waiting for space, and for write-behind ---- */
+/* ---- waiting for space, and for write-back ---- */
 
 bool cache_wait_for(struct cache *c, struct cache_retry *r, enum wait_for what)
 {

@@ -8,7 +8,7 @@
 
 #include <uv.h>
 
-/* Bytes that a target of write-behind has at once: enough for any disk's queue, little to lose. */
+/* Bytes that a target of write-back has at once: enough for any disk's queue, little to lose. */
 #define CACHE_WRITE_WINDOW (64u << 20)
 /* Between two tries to write the record of a namespace. */
 #define RECORD_RETRY_MIN_MS 5000u
@@ -30,7 +30,7 @@ struct write_lane {
     struct block_queue queue;
 };
 
-/* Write-behind to one target: tenants take turns by their weights. */
+/* Write-back to one target: tenants take turns by their weights. */
 struct write_target {
     struct fair_queue turns;            /* of write_lane.link */
     struct write_lane lane[FAIR_LANES]; /* memory of those that nobody has used is not touched */
@@ -95,7 +95,7 @@ void cache_writes_with_secret(struct cache *c);
 /* What was stalled waits in front of its queue again. */
 void cache_write_unstall(struct cache *c, enum write_to to, block_ref ref);
 
-/* ---- write_behind.c ---- */
+/* ---- write_back.c ---- */
 
 /* The block has just become complete, and there is such a tier: it is written in its turn if it is
  * worth that. */

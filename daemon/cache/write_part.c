@@ -1,6 +1,6 @@
 /* Writing one part from its DRAM slot to NVMe or to the shared tier: the operation has a reference
  * to the part until it ends. And durable parts: a dump may ask for a part on stable storage; it is
- * written at once, before the queue of write-behind, and then synced together with others. */
+ * written at once, before the queue of write-back, and then synced together with others. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 

@@ -54,9 +54,9 @@ enum part_nvme {
 /* What this host believes to lie on the shared tier, whose files may go at any time. */
 enum part_share {
     PART_SHARE_NONE = 0,
-    PART_SHARE_PRESUMED, /* a shared lookup did not ask for it, but for keys around it */
-    PART_SHARE_WRITING,  /* this host is writing it */
-    PART_SHARE_KNOWN,    /* a root said so, or this host read or wrote it */
+    PART_SHARE_UNVERIFIED, /* a shared lookup did not ask for it, but for keys around it */
+    PART_SHARE_WRITING,    /* this host is writing it */
+    PART_SHARE_KNOWN,      /* a root said so, or this host read or wrote it */
 };
 
 struct part {
@@ -74,7 +74,7 @@ struct part {
     uint16_t dram : 2;      /* enum part_dram */
     uint16_t nvme : 2;      /* enum part_nvme */
     uint16_t share : 2;     /* enum part_share */
-    uint16_t root : 4;      /* share_root_id of what is PRESUMED or KNOWN; 0: not known */
+    uint16_t root : 4;      /* share_root_id of what is UNVERIFIED or KNOWN; 0: not known */
     uint16_t moving : 1;    /* somebody moves it: cache_move_claim */
     uint16_t encrypted : 1; /* the copy on NVMe is encrypted: `checksum` is 8 bytes of its tag */
     uint16_t users;         /* copies, reads and writes under way: the slot stays meanwhile */
@@ -139,8 +139,8 @@ enum {
     BLOCK_PINNED = 1,    /* an operator pinned it: it is not evicted from the cache */
     BLOCK_IN_POLICY = 2, /* in the eviction policy of DRAM */
     BLOCK_DELETING = 4,  /* evicted while in use: not found any more, freed with its last user */
-    BLOCK_QUEUED = 8,    /* in the write-behind queue of NVMe */
-    BLOCK_SHARE_QUEUED = 16, /* in the write-behind queue of the shared tier */
+    BLOCK_QUEUED = 8,    /* in the write-back queue of NVMe */
+    BLOCK_SHARE_QUEUED = 16, /* in the write-back queue of the shared tier */
     BLOCK_SHARED_ONLY = 32,  /* listed: no part is in DRAM or on NVMe */
     BLOCK_BELOW = 64,        /* listed: some part is on NVMe, none in DRAM */
     BLOCK_PREFETCHED = 128,  /* a prefetch brought it into DRAM, and nobody used it yet */
@@ -356,11 +356,11 @@ static inline bool block_found(const struct block *b, const struct ns *ns)
 
 static inline bool part_on_share(const struct part *p)
 {
-    return p->share == PART_SHARE_KNOWN || p->share == PART_SHARE_PRESUMED;
+    return p->share == PART_SHARE_KNOWN || p->share == PART_SHARE_UNVERIFIED;
 }
 
-/* Losing its slot loses nothing. A PRESUMED part may turn out not to be there. */
-static inline bool part_backed(const struct part *p)
+/* Losing its slot loses nothing. An UNVERIFIED part may turn out not to be there. */
+static inline bool part_clean(const struct part *p)
 {
     return p->nvme == PART_NVME_READY || p->share == PART_SHARE_KNOWN;
 }

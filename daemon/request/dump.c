@@ -227,7 +227,7 @@ static void pressure_over_cb(struct deadline *dl)
     transfer_pump(&d->c.w);
 }
 
-/* Back-pressure: a dump's answer waits until write-behind catches up, for nvme.pressure at most.
+/* Back-pressure: a dump's answer waits until write-back catches up, for nvme.pressure at most.
  * Its items have ended, so it holds no slot, block or lease meanwhile. */
 static bool dump_slows(struct dump *d)
 {

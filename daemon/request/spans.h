@@ -17,7 +17,7 @@
     X(SHARED_READ, "shared read")                                                                  \
     X(COPY, "copy")                   /* at the device, with its queue and the worker's event */   \
     X(DURABLE, "durable")             /* a dump, until it is on stable storage */                  \
-    X(BACK_PRESSURE, "back-pressure") /* a dump, until write-behind has caught up */               \
+    X(BACK_PRESSURE, "back-pressure") /* a dump, until write-back has caught up */                 \
     X(ANSWER, "answer")               /* packing and queueing it */
 
 enum span_kind {

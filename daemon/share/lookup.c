@@ -105,7 +105,7 @@ static void finds_leave(struct lookup *p, uint32_t key)
     }
 }
 
-/* As far as is known: parts of which no root has said anything are presumed. */
+/* As far as is known: parts of which no root has said anything are unverified. */
 static bool key_there(const struct key_state *s)
 {
     return s->found && !s->lacks;
@@ -436,7 +436,7 @@ static void lookup_free(struct lookup *p, bool late)
     free(p);
 }
 
-/* Keys before one that exists are presumed to exist, on the same root. */
+/* Keys before one that exists are taken to exist, unverified, on the same root. */
 static void presume(struct share_lookup *request)
 {
     uint8_t root = SHARE_UNKNOWN;

@@ -123,7 +123,7 @@ struct share_lookup {
     bool each;            /* every key by itself; otherwise the end of a chain is searched */
     uint64_t deadline_ms; /* by uv_now */
     /* out. answers[i]: a root, SHARE_MISSING or SHARE_UNKNOWN. A chain: the first `prefix` keys
-     * exist, as far as is known; some of them are presumed to. */
+     * exist, as far as is known; some of them are unverified. */
     uint8_t *answers;
     uint32_t prefix;
     void (*done_cb)(struct share_lookup *p);

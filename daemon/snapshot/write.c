@@ -116,7 +116,7 @@ static void block_cb(void *ctx, block_ref ref, uint32_t uses)
             continue;
         if (arena_slot_group(modules->arena, part_slot(p))) { /* memory that ends with the daemon */
             w->in_groups++;
-            w->lost += !part_backed(p);
+            w->lost += !part_clean(p);
             continue;
         }
         part.stored = p->nvme == PART_NVME_READY;

@@ -91,7 +91,7 @@
  * part, uint: number, from 0.
  * dram, str: `none`, `pending_write` (by a dump), `pending_read` (by a read) or `ready`.
  * nvme, str: `none`, `writing` or `ready`.
- * shared, str: `none`, `presumed` (a lookup took it to be there), `writing` or `ready`.
+ * shared, str: `none`, `unverified` (a lookup took it to be there), `writing` or `ready`.
  * root, uint: of the shared tier, from 1; 0: not known.
  * users, uint: copies, reads and writes under way.
  * loc, uint: where it lies on NVMe; opaque.

@@ -79,9 +79,10 @@
       "guaranteed parts moved to another slot, so that their slab could change its slot size")     \
     X(arena_slabs_moved, counter, "slabs", "slabs moved between slot sizes")                       \
     X(arena_full, counter, "times", "times that a transfer needed a slot and all were in use")     \
-    X(arena_slots_near, counter, "slots",                                                          \
+    X(arena_slots_numa_local, counter, "slots",                                                    \
       "slots taken on the NUMA node of the GPU that needed them")                                  \
-    X(arena_slots_far, counter, "slots", "slots taken on another NUMA node than the GPU's")        \
+    X(arena_slots_numa_remote, counter, "slots",                                                   \
+      "slots taken on another NUMA node than the GPU's")                                           \
     X(arena_kept_parts, counter, "parts", "parts in DRAM adopted from the last run (arena.keep)")  \
     X(arena_kept_refused, counter, "parts",                                                        \
       "parts of the last run not adopted: damaged, or not wanted")                                 \

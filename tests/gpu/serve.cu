@@ -130,7 +130,7 @@ static void evict_from_dram(struct ucm_client *c)
     size_t n;
 
     for (int i = 0; i < 100; i++) {
-        usleep(50000); /* write-behind comes first: what lies nowhere else stays */
+        usleep(50000); /* write-back comes first: what lies nowhere else stays */
         if (ucm_call(c, "evict", params, sizeof(params) - 1, -1, &p, &n) == 0)
             free(p);
     }

@@ -197,7 +197,7 @@ class FallThrough(EncodingCase):
 
     def written(self, engine):
         for ns in (engine.base, engine.ns):
-            self.until(lambda ns=ns: all(b["nvme"] for b in engine.client.call("ls", ns=ns)["blocks"]), "write-behind")
+            self.until(lambda ns=ns: all(b["nvme"] for b in engine.client.call("ls", ns=ns)["blocks"]), "write-back")
 
     def right(self, engine, name):
         return self.plain[name] if name in (0, 1, 2, 6) else engine.through(self.plain[name])

@@ -239,7 +239,7 @@ class Hostile(Mixed):
                 other.load(range(8), range(8), lease=found["lease"])
             self.until(lambda: engine.metrics()["leases"] == before, how)
         for ns in (engine.base, engine.ns):
-            self.until(lambda ns=ns: all(b["nvme"] for b in engine.client.call("ls", ns=ns)["blocks"]), "write-behind")
+            self.until(lambda ns=ns: all(b["nvme"] for b in engine.client.call("ls", ns=ns)["blocks"]), "write-back")
             answer = engine.client.call("namespace.purge", ns=ns)
             self.assertEqual((answer["blocks"], answer.get("busy", 0)), (4, 0))
 

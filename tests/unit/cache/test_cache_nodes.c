@@ -92,9 +92,9 @@ Test(cache_nodes, dumps_and_reads_lie_on_the_node_that_asked)
     cr_expect_eq(node_of(fetch_to(rig.one, 1, NODE_A)), NODE_A);
     cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
     cr_expect_eq(node_of(fetch_to(rig.one, 1, NODE_B)), NODE_B);
-    cr_expect(rig.metrics.arena_slots_near == 3 && rig.metrics.arena_slots_far == 0);
+    cr_expect(rig.metrics.arena_slots_numa_local == 3 && rig.metrics.arena_slots_numa_remote == 0);
     store_on(rig.one, 2, NUMA_NONE);
-    cr_expect_eq(rig.metrics.arena_slots_near, 3u, "who names none is not counted");
+    cr_expect_eq(rig.metrics.arena_slots_numa_local, 3u, "who names none is not counted");
 }
 
 /* The state that a cache is in for most of its life. Who asks alternates; alone he would get the
@@ -103,13 +103,13 @@ Test(cache_nodes, when_dram_is_full_each_node_gives_its_cold_blocks)
 {
     block_ref ref[BLOCKS];
     struct ns *small = fill_dram(ref);
-    uint64_t near = rig.metrics.arena_slots_near;
+    uint64_t near = rig.metrics.arena_slots_numa_local;
     static const int asker[] = {NODE_B, NODE_B, NODE_A, NODE_A, NODE_B, NODE_A};
 
     for (uint32_t i = 0; i < 120; i++)
         cr_expect_eq(node_of(store_on(small, BLOCKS + i, asker[i % 6])), asker[i % 6]);
-    cr_expect_eq(rig.metrics.arena_slots_near, near + 120);
-    cr_expect_eq(rig.metrics.arena_slots_far, 0u);
+    cr_expect_eq(rig.metrics.arena_slots_numa_local, near + 120);
+    cr_expect_eq(rig.metrics.arena_slots_numa_remote, 0u);
     cr_expect_eq(left_dram(ref, 0), 60u);
     cr_expect_eq(left_dram(ref, 1), 60u);
 }
@@ -118,11 +118,11 @@ Test(cache_nodes, one_node_may_have_all_of_dram)
 {
     block_ref ref[BLOCKS];
     struct ns *small = fill_dram(ref);
-    uint64_t asked = rig.metrics.arena_slots_near;
+    uint64_t asked = rig.metrics.arena_slots_numa_local;
 
     for (uint32_t i = 0; i < 400; i++)
         store_on(small, BLOCKS + i, NODE_B);
-    asked = rig.metrics.arena_slots_near + rig.metrics.arena_slots_far - asked;
+    asked = rig.metrics.arena_slots_numa_local + rig.metrics.arena_slots_numa_remote - asked;
     cr_expect_eq(asked, 400u);
     cr_expect_gt(left_dram(ref, 0), 100u, "cold blocks of the other node went, too");
     cr_expect_eq(left_dram(ref, 0) + left_dram(ref, 1), 400u);
@@ -138,7 +138,7 @@ Test(cache_nodes, no_hot_block_goes_for_the_sake_of_its_node)
             cache_touch(rig.cache, small, &ref[i], 1);
     for (uint32_t i = 0; i < 32; i++)
         cr_expect_eq(node_of(store_on(small, BLOCKS + i, NODE_B)), NODE_A, "block %u", i);
-    cr_expect_eq(rig.metrics.arena_slots_far, 32u);
+    cr_expect_eq(rig.metrics.arena_slots_numa_remote, 32u);
     cr_expect_eq(left_dram(ref, 1), 0u);
     cr_expect_eq(left_dram(ref, 0), 32u);
 }

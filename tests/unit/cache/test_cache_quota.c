@@ -348,7 +348,7 @@ static const struct tenant *writes_at(unsigned i)
         ->tenant;
 }
 
-Test(cache_quota, write_behind_takes_turns)
+Test(cache_quota, write_back_takes_turns)
 {
     block_ref refs[7];
 

@@ -271,7 +271,7 @@ static void chaos_note(void)
     uint64_t key = below(KEYS);
     struct block_file_id id = id_of(ns, key, ns->identity.parts - 1);
 
-    /* Now and then one that is not there: presumed, or gone since. */
+    /* Now and then one that is not there: unverified, or gone since. */
     if (fake_file_find(&share, &id, 0) || below(4) == 0)
         note(ns, key, (share_root_id)below(3), below(2));
 }

@@ -1,4 +1,4 @@
-/* Write-behind to the shared tier: what is written, in which order, and what waits meanwhile. */
+/* Write-back to the shared tier: what is written, in which order, and what waits meanwhile. */
 #include "tests/unit/cache/cache_share_rig.h"
 
 #include "daemon/config/config.h"
@@ -52,7 +52,7 @@ Test(cache_share_write, leaving_dram_loses_nothing_that_was_written)
     cr_expect_eq(rig.metrics.arena_evicted_lost, 0u);
 }
 
-Test(cache_share_write, what_is_only_presumed_is_no_copy)
+Test(cache_share_write, what_is_only_unverified_is_no_copy)
 {
     block_ref ref = store_dram(rig.one, 1), other;
 
@@ -153,7 +153,7 @@ Test(cache_share_write, a_durable_dump_is_taken_though_a_share_has_it)
     drop(ref);
 }
 
-Test(cache_share_write, a_dump_of_what_is_only_presumed_is_taken_and_written)
+Test(cache_share_write, a_dump_of_what_is_only_unverified_is_taken_and_written)
 {
     block_ref ref = note(rig.one, 1, 1, false);
 

@@ -284,10 +284,10 @@ Test(share_lookup, parts_take_one_round_trip_more)
     put(0, 0, KEYS);
     rig_run(NULL, 10000);
     cr_assert_eq(prefix_of(0, KEYS, 2000), KEYS);
-    cr_expect_eq(rig.round, 1, "most of it is presumed anyway");
+    cr_expect_eq(rig.round, 1, "most of it is unverified anyway");
 }
 
-/* Where the other parts' answers come too late they are presumed, and help the next lookup. */
+/* Where the other parts' answers come too late they are unverified, and help the next lookup. */
 Test(share_lookup, a_slow_root_costs_no_hit)
 {
     highest = 1;

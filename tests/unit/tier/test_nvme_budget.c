@@ -1,4 +1,4 @@
-/* Of write-behind an iteration of the event loop does little, however much there is, and all is
+/* Of write-back an iteration of the event loop does little, however much there is, and all is
  * done in the end. A disk that a small request reads has few writes under way. */
 #include "tests/unit/tier/nvme_rig.h"
 

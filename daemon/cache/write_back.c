@@ -1,4 +1,4 @@
-/* Write-behind: two queues of complete blocks, one for each target, NVMe and the shared tier. A
+/* Write-back: two queues of complete blocks, one for each target, NVMe and the shared tier. A
  * tenant's blocks are written from DRAM in the order in which they became complete, a bounded
  * window of bytes at a time; tenants take turns by their weights, in bytes. A part that has left
  * DRAM before its turn is not read back, and not written.
@@ -127,7 +127,7 @@ void cache_write_fetched(struct cache *c, block_ref ref)
 
 /* ---- writing them ---- */
 
-/* Something waits for write-behind to that target, which may take it. */
+/* Something waits for write-back to that target, which may take it. */
 static bool write_waits(const struct cache *c, enum write_to to)
 {
     const struct write_target *t = &c->write[to];
@@ -272,7 +272,7 @@ void cache_writes_abandon(struct cache *c)
         }
     }
     if (blocks[WRITE_NVME] + blocks[WRITE_SHARE] > 0)
-        log_warn("cache", "write-behind-cut", "nvme_blocks=%u share_blocks=%u", blocks[WRITE_NVME],
+        log_warn("cache", "write-back-cut", "nvme_blocks=%u share_blocks=%u", blocks[WRITE_NVME],
                  blocks[WRITE_SHARE]);
 }
 
