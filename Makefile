@@ -104,7 +104,7 @@ CLIENT_SRC := $(wildcard client/lib/*.c client/lib/*/*.c)
 CTL_SRC    := $(filter-out client/ctl/ucmctl.c,$(wildcard client/ctl/*.c)) $(wildcard daemon/format/*.c) daemon/checkpoint/format.c daemon/checkpoint/read.c
 BENCH_SRC  := $(filter-out client/bench/ucm_bench.c,$(wildcard client/bench/*.c))
 # Of them, what plays workers, for the demo and bench-gate.
-RIG_SRC    := $(addprefix client/bench/,companion.c daemon.c figure.c gpu.c pattern.c rig.c) client/ctl/answer.c
+RIG_SRC    := $(addprefix client/bench/,copy_agent.c daemon.c figure.c gpu.c pattern.c rig.c) client/ctl/answer.c
 EVENTS_SRC := $(if $(HAVE_ZMQ),$(filter-out client/events/ucmevents.c,$(wildcard client/events/*.c)))
 DEMO_SRC   := $(wildcard tests/demo/*.c)
 

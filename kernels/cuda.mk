@@ -1,4 +1,4 @@
-# GPU support: what of CUDA there is, the kernels, the companion library. Sets CUDA_OBJ (linked into the daemon),
+# GPU support: what of CUDA there is, the kernels, the copy_agent library. Sets CUDA_OBJ (linked into the daemon),
 # CUDA_CPPFLAGS, CUDA_LIBS, and OTHER_CUDA: the sources of the daemon that this build leaves out.
 #
 # The daemon needs CUDA's headers and nvcc to build, and nothing of CUDA to start: libcuda.so.1 is
@@ -83,7 +83,7 @@ fatbins: $(ALL_FATBINS)
 
 $O/obj/client/cuda/sparse_select.o $O/obj/client/cuda/decode_plan.o: override CFLAGS += -fno-math-errno # the square root is an instruction, as in kernels/sparse
 
-# The companion, for workers: libcuda is theirs already, libucmclient beside it, wherever the two lie.
+# The copy_agent, for workers: libcuda is theirs already, libucmclient beside it, wherever the two lie.
 CUDA_SO     := libucmclient_cuda.so
 CUDA_CLIENT := $(patsubst %.c,$O/obj/%.o,$(wildcard client/cuda/*.c)) $O/obj/kernels/rope/check.o
 LIBS        += $O/libucmclient_cuda.a $O/$(CUDA_SO).$(VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/$(CUDA_SO)

@@ -27,18 +27,18 @@
 #define UCM_MAX_REQUEST_BYTES 64   /* the engine's id of a request */
 #define UCM_MAX_SALT_BYTES 1024
 #define UCM_MAX_PARTS 256
-#define UCM_MAX_LAYERS 1024      /* layers of one part: the length of a part's layer bitmap */
-#define UCM_MAX_PLANES 2048      /* planes of one region */
-#define UCM_MAX_HANDLES 256      /* memory handles of one region */
-#define UCM_MAX_HANDLE_BYTES 64  /* cudaIpcMemHandle_t, cudaIpcEventHandle_t */
-#define UCM_NONCE_BYTES 16       /* of region.challenge */
-#define UCM_MAX_SLICES 8         /* of a staging ring */
-#define UCM_MAX_ROOTS 8          /* of the shared tier */
-#define UCM_MAX_KV_HEADS 1024    /* of a layer's KV in a part */
-#define UCM_MAX_HEAD_DIM 1024    /* channels of a head */
-#define UCM_MAX_Q_HEADS 4096     /* query heads of a row of a selection */
-#define UCM_MAX_Q_ROWS 64        /* queries of a row of a selection */
-#define UCM_MAX_SELECT_ROWS 4096 /* layers of sequences that one selection asks for */
+#define UCM_MAX_LAYERS 1024       /* layers of one part: the length of a part's layer bitmap */
+#define UCM_MAX_PLANES 2048       /* planes of one region */
+#define UCM_MAX_HANDLES 256       /* memory handles of one region */
+#define UCM_MAX_HANDLE_BYTES 64   /* cudaIpcMemHandle_t, cudaIpcEventHandle_t */
+#define UCM_NONCE_BYTES 16        /* of region.challenge */
+#define UCM_MAX_STAGING_ENTRIES 8 /* of a staging ring */
+#define UCM_MAX_ROOTS 8           /* of the shared tier */
+#define UCM_MAX_KV_HEADS 1024     /* of a layer's KV in a part */
+#define UCM_MAX_HEAD_DIM 1024     /* channels of a head */
+#define UCM_MAX_Q_HEADS 4096      /* query heads of a row of a selection */
+#define UCM_MAX_Q_ROWS 64         /* queries of a row of a selection */
+#define UCM_MAX_SELECT_ROWS 4096  /* layers of sequences that one selection asks for */
 #define UCM_MAX_QUERY_BYTES (UCM_MAX_FRAME_BYTES - 4096) /* of all rows */
 #define UCM_MAX_SEQUENCE_BLOCKS (1u << 20)
 #define UCM_MAX_MAPPING_SLABS (1u << 20)

@@ -252,16 +252,16 @@ enum ucm_handle_kind {
  * gpu: the GPU's UUID (`cuDeviceGetUuid`).
  * ipc: the bytes of `cudaIpcMemHandle_t`.
  * offset: of the first entry from the allocation's base.
- * slice_bytes: bytes of an entry; a multiple of 4096.
- * slices: number of entries; they follow one another.
+ * entry_bytes: bytes of an entry; a multiple of 4096.
+ * entries: number of entries; they follow one another.
  * fd: position among this frame's descriptors: a memfd of 139,264 zero bytes, with `F_SEAL_SHRINK`
  *   and `F_SEAL_GROW`. */
 #define UCM_MSG_RING_REGISTER(F, m)                                                                \
     F(m, bin, gpu, REQ, UCM_UUID_BYTES, UCM_UUID_BYTES)                                            \
     F(m, bin, ipc, REQ, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                \
     F(m, u64, offset, OPT, 0, UINT64_MAX / 2)                                                      \
-    F(m, u64, slice_bytes, REQ, 1u << 16, 1u << 26)                                                \
-    F(m, u64, slices, REQ, 2, UCM_MAX_SLICES)                                                      \
+    F(m, u64, entry_bytes, REQ, 1u << 16, 1u << 26)                                                \
+    F(m, u64, entries, REQ, 2, UCM_MAX_STAGING_ENTRIES)                                            \
     F(m, u64, fd, OPT, 0, UCM_MAX_FRAME_FDS - 1)
 
 /* Method ring.unregister. Ends a staging ring. The daemon waits for copies that may use it, so

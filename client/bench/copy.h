@@ -41,18 +41,19 @@ struct copy_bench {
     struct gpu_work work;
     struct gpu_dma dma;
     const char *strategy; /* as --strategies names it: copy.strategy, or that and "+ring" */
-    bool ring;            /* this process has a companion */
+    bool ring;            /* this process has a copy agent */
     uint64_t run;
     double multiplied;           /* a second, by the worker alone */
     double chain_p50, chain_p99; /* us, alone */
     struct copy_row rows[16];    /* of the last strategy */
-    struct copy_row alone[16]; /* of the last one without a companion; fragment 0: there was none */
+    /* of the last one without a copy agent; fragment 0: there was none */
+    struct copy_row alone[16];
     unsigned n_rows;
     int run_ms;
     char error[320];
 };
 
-/* "auto+ring": the strategy auto, and a companion; staged is nothing without one. */
+/* "auto+ring": the strategy auto, and a copy agent; staged is nothing without one. */
 void copy_strategy_set(struct copy_bench *b, const char *name);
 /* Starts the daemon with b->strategy; `more` is a setting besides, or NULL. The bench functions
  * return 0, or an exit code after a sentence. */

@@ -69,7 +69,7 @@ static int rig_encoded(struct copy_bench *b, struct rig *rig, const char *encodi
                             .blocks = (uint32_t)(COPY_TOTAL / ((uint64_t)2 * LAYERS * TENSOR)),
                             .timeout_ms = (int)args_number(b->args, "timeout"),
                             .gpu = 1,
-                            .companion = b->ring,
+                            .copy_agent = b->ring,
                             .spread = COPY_SPREAD,
                             .encoding = &e};
     int rc = rig_open(rig, &o);

@@ -154,7 +154,7 @@ void copy_report_aims(struct copy_bench *b)
 
     if (!b->report.json)
         printf("\nThe worst of the fragments of each case, strategy %s; what is aimed at for some "
-               "fragments, without a companion\n",
+               "fragments, without a copy agent\n",
                b->strategy);
     aim(b, r, "idle load", 0, all, 0.97, true, idle_load);
     aim(b, r, "idle dump", 0, all, 0.97, true, idle_dump);

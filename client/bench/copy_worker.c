@@ -55,7 +55,7 @@ int copy_rig_open(struct copy_bench *b, struct rig *rig, uint64_t fragment, int 
                             .blocks = (uint32_t)(COPY_TOTAL / (layers * fragment)),
                             .timeout_ms = (int)args_number(b->args, "timeout"),
                             .gpu = ordinal + 1,
-                            .companion = b->ring,
+                            .copy_agent = b->ring,
                             .spread = COPY_SPREAD};
     int rc = rig_open(rig, &o);
 

@@ -1,6 +1,6 @@
 #include "client/bench/rig.h"
 
-#include "client/bench/companion.h"
+#include "client/bench/copy_agent.h"
 #include "client/bench/pattern.h"
 #include "client/ctl/answer.h"
 #include "proto/proto.h"
@@ -104,8 +104,8 @@ static int register_region(struct rig *rig, const struct ucm_memory *memory)
         planes[p].layer = p / rig->tensors;
     }
     if (rig->cuda)
-        rc = rig->companion->region_register(rig->cuda, rig->ns, &spec, &place, rig->timeout_ms,
-                                             &rig->region);
+        rc = rig->copy_agent->region_register(rig->cuda, rig->ns, &spec, &place, rig->timeout_ms,
+                                              &rig->region);
     else
         rc = ucm_region_register(rig->ns, &spec, rig->timeout_ms, &rig->region);
     free(planes);
@@ -129,25 +129,25 @@ static int open_shared(struct rig *rig)
 }
 
 /* As the vLLM connector does. */
-static const struct ucm_cuda_options q4_ring = {.slices = 8, .slice_bytes = 8u << 20};
+static const struct ucm_cuda_options q4_ring = {.entries = 8, .entry_bytes = 8u << 20};
 
-static int open_companion(struct rig *rig, const struct rig_encoding *e)
+static int open_copy_agent(struct rig *rig, const struct rig_encoding *e)
 {
     const struct ucm_cuda_options *o = e && strcmp(e->name, "q4") == 0 ? &q4_ring : NULL;
     char why[200];
     int rc;
 
-    rig->companion = bench_companion(why, sizeof why);
-    if (!rig->companion)
+    rig->copy_agent = bench_copy_agent(why, sizeof why);
+    if (!rig->copy_agent)
         return fail(rig, -UCM_EDEVICE, "%s", why);
-    rc = rig->companion->open(rig->client, rig->gpu.uuid, o, rig->timeout_ms, &rig->cuda);
-    return rc < 0 ? fail(rig, rc, "the companion: %s", rig->companion->errmsg()) : 0;
+    rc = rig->copy_agent->open(rig->client, rig->gpu.uuid, o, rig->timeout_ms, &rig->cuda);
+    return rc < 0 ? fail(rig, rc, "the copy agent: %s", rig->copy_agent->errmsg()) : 0;
 }
 
-static void close_companion(struct rig *rig)
+static void close_copy_agent(struct rig *rig)
 {
     if (rig->cuda)
-        (void)rig->companion->close(rig->cuda, rig->timeout_ms);
+        (void)rig->copy_agent->close(rig->cuda, rig->timeout_ms);
     rig->cuda = NULL;
 }
 
@@ -170,12 +170,12 @@ static int open_gpu(struct rig *rig, const struct rig_options *o)
     memcpy(memory.ipc, rig->gpu.ipc, sizeof memory.ipc);
     memory.prove_cb = gpu_prove_cb;
     memory.prove_ctx = &rig->gpu;
-    rc = o->companion ? open_companion(rig, o->encoding) : 0;
+    rc = o->copy_agent ? open_copy_agent(rig, o->encoding) : 0;
     if (rc == 0)
         rc = register_region(rig, &memory);
     if (rc == 0)
         return 0;
-    close_companion(rig);
+    close_copy_agent(rig);
     gpu_close(&rig->gpu);
 err_after_memory:
     munmap(rig->memory, rig->memory_bytes);
@@ -250,13 +250,13 @@ void rig_close(struct rig *rig)
         return;
     /* A failure leaves the handle to ucm_close, which ends the connection and the mapping with it.
      */
-    rc = rig->cuda ? rig->companion->region_unregister(rig->cuda, rig->region, rig->timeout_ms)
+    rc = rig->cuda ? rig->copy_agent->region_unregister(rig->cuda, rig->region, rig->timeout_ms)
                    : ucm_region_unregister(rig->region, rig->timeout_ms);
     if (rc == 0) {
         ucm_namespace_close(rig->ns);
         ucm_namespace_close(rig->base);
     }
-    close_companion(rig);
+    close_copy_agent(rig);
     ucm_close(rig->client);
     gpu_close(&rig->gpu);
     munmap(rig->memory, rig->memory_bytes);

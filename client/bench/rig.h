@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct bench_companion;
+struct bench_copy_agent;
 
 #define RIG_KEY_BYTES 32
 #define RIG_MAX_PLANES 1024
@@ -36,7 +36,7 @@ struct rig_options {
     uint32_t blocks;      /* of the region */
     int timeout_ms;
     int gpu; /* not 0: the region lies on GPU number gpu - 1; `memory` is then a mirror of it */
-    bool companion; /* GPU: copies may go through slices of this process, by libucmclient_cuda */
+    bool copy_agent; /* GPU: copies may go through entries of this process, by libucmclient_cuda */
     uint32_t
         spread; /* GPU: a block's fragments lie so many of them from those of the next; 0 and 1:
                         densely, else rig_push and rig_pull are of no use */
@@ -51,8 +51,8 @@ struct rig {
     struct ucm_server_info server;
     struct gpu gpu;
     int on_gpu;
-    const struct bench_companion *companion; /* with a companion: its library */
-    struct ucm_cuda *cuda;                   /* and its ring */
+    const struct bench_copy_agent *copy_agent; /* with a copy agent: its library */
+    struct ucm_cuda *cuda;                     /* and its ring */
     uint8_t *memory;
     size_t memory_bytes;
     uint32_t blocks, planes, fragment, part, spread;

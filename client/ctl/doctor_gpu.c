@@ -111,7 +111,7 @@ static bool driver_open(struct doctor *d)
     }
     gpu.cuDriverGetVersion(&version);
     doctor_add(d, version >= 11080 ? DOCTOR_OK : DOCTOR_WARN, "gpu driver",
-               version >= 11080 ? NULL : "a driver of CUDA 11.8 or later, for companions",
+               version >= 11080 ? NULL : "a driver of CUDA 11.8 or later, for copy agents",
                "of CUDA %d.%d, %d GPU%s", version / 1000, version % 1000 / 10, d->gpus,
                d->gpus == 1 ? "" : "s");
     return true;

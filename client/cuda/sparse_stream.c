@@ -1,4 +1,4 @@
-#include "client/cuda/companion.h"
+#include "client/cuda/copy_agent.h"
 #include "client/cuda/sparse_select.h"
 
 #define SHARED_MOST (220u << 10) /* dynamic, of a thread block: some is static */

@@ -1,7 +1,7 @@
 #include "client/cuda/stream_wait.h"
 
-#include "client/cuda/companion.h"
 #include "client/cuda/context.h"
+#include "client/cuda/copy_agent.h"
 #include "client/include/ucmclient.h"
 
 #include <sys/prctl.h>
@@ -120,7 +120,7 @@ static void *thread_run(void *arg)
             pthread_cond_wait(&w->changed, &w->mutex);
         } else {
             w->round++;
-            give_up_until(w, companion_now_ns());
+            give_up_until(w, copy_agent_now_ns());
         }
     }
     pthread_mutex_unlock(&w->mutex);
@@ -171,7 +171,7 @@ static int entry_begin(struct stream_waits *w, struct ucm_task *task, uint32_t l
 int stream_waits_add(struct stream_waits *w, struct ucm_task *task, uint32_t layers,
                      CUstream stream, int timeout_ms, CUresult *error)
 {
-    int64_t deadline_ns = companion_now_ns() + timeout_ms * MS_NS;
+    int64_t deadline_ns = copy_agent_now_ns() + timeout_ms * MS_NS;
     struct stream_wait *wait;
     uint32_t value;
     CUresult rc;

@@ -1,6 +1,6 @@
 #include "client/include/ucmclient_cuda.h"
 
-#include "client/cuda/companion.h"
+#include "client/cuda/copy_agent.h"
 #include "client/cuda/error.h"
 #include "client/cuda/stream_wait.h"
 #include "client/lib/features/encoding_spec.h"
@@ -13,14 +13,14 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define SLICE_BYTES (16u << 20)
-#define SLICES 4
+#define ENTRY_BYTES (16u << 20)
+#define ENTRIES 4
 #define KEEP_MS 50           /* how often the keeper checks the staging ring */
 #define KEEP_TIMEOUT_MS 1000 /* of the keeper's calls to the daemon */
 #define STREAM_TIMEOUT_MS 10000
 
 struct ucm_cuda {
-    struct companion companion;
+    struct copy_agent copy_agent;
     struct stream_waits waits;
     struct ucm_client *client;
     uint8_t gpu[UCM_UUID_BYTES];
@@ -37,17 +37,17 @@ static int ring_prove_cb(void *ctx, uint64_t offset, const uint8_t *nonce)
 {
     struct ucm_cuda *cuda = ctx;
 
-    (void)offset; /* that of the slices */
-    return nonce ? (int)companion_prove(&cuda->companion, nonce) : 0;
+    (void)offset; /* that of the entries */
+    return nonce ? (int)copy_agent_prove(&cuda->copy_agent, nonce) : 0;
 }
 
 static int ring_register(struct ucm_cuda *cuda, int timeout_ms)
 {
     struct ucm_ring_spec spec = {.gpu = cuda->gpu,
-                                 .ipc = cuda->companion.ipc,
-                                 .offset = cuda->companion.offset,
-                                 .slice_bytes = cuda->companion.slice_bytes,
-                                 .slices = cuda->companion.n_slices,
+                                 .ipc = cuda->copy_agent.ipc,
+                                 .offset = cuda->copy_agent.offset,
+                                 .entry_bytes = cuda->copy_agent.entry_bytes,
+                                 .entries = cuda->copy_agent.n_entries,
                                  .prove_cb = ring_prove_cb,
                                  .prove_ctx = cuda};
     uint64_t before = ucm_connection_epoch(cuda->client), after;
@@ -59,19 +59,19 @@ static int ring_register(struct ucm_cuda *cuda, int timeout_ms)
      * to the connection of now. */
     cuda->connection_epoch = r == 0 && ucm_ring_alive(cuda->ring) == 1 ? after : before;
     if (r == 0)
-        companion_serve(&cuda->companion, memory);
+        copy_agent_serve(&cuda->copy_agent, memory);
     return r;
 }
 
-/* Serves orders until the daemon has closed the ring, and keeps the memory until the companion has
- * left it. On an error nothing changes: the daemon still uses the slices. */
+/* Serves orders until the daemon has closed the ring, and keeps the memory until the copy agent has
+ * left it. On an error nothing changes: the daemon still uses the entries. */
 static int ring_drop(struct ucm_cuda *cuda, int timeout_ms)
 {
     int r = ucm_ring_alive(cuda->ring) == 1 ? ucm_ring_unregister(cuda->ring, timeout_ms) : 0;
 
     if (r != 0 && ucm_ring_alive(cuda->ring) == 1)
         return r;
-    companion_serve(&cuda->companion, NULL);
+    copy_agent_serve(&cuda->copy_agent, NULL);
     ucm_ring_free(cuda->ring);
     cuda->ring = NULL;
     return 0;
@@ -132,19 +132,19 @@ static void keeper_stop(struct ucm_cuda *cuda)
 static void cuda_free(struct ucm_cuda *cuda)
 {
     stream_waits_close(&cuda->waits);
-    companion_close(&cuda->companion);
+    copy_agent_close(&cuda->copy_agent);
     free(cuda);
 }
 
 static int options_check(const struct ucm_cuda_options *o)
 {
-    if (o->slice_bytes < 65536 || o->slice_bytes > 64u << 20 || o->slice_bytes % 4096 != 0)
+    if (o->entry_bytes < 65536 || o->entry_bytes > 64u << 20 || o->entry_bytes % 4096 != 0)
         return cuda_fail(UCM_EINVALID,
-                         "slice_bytes is %llu; 64 KiB to 64 MiB in whole pages are right",
-                         (unsigned long long)o->slice_bytes);
-    if (o->slices < 2 || o->slices > UCM_MAX_SLICES)
-        return cuda_fail(UCM_EINVALID, "slices is %u; 2 to %d are right", o->slices,
-                         UCM_MAX_SLICES);
+                         "entry_bytes is %llu; 64 KiB to 64 MiB in whole pages are right",
+                         (unsigned long long)o->entry_bytes);
+    if (o->entries < 2 || o->entries > UCM_MAX_STAGING_ENTRIES)
+        return cuda_fail(UCM_EINVALID, "entries is %u; 2 to %d are right", o->entries,
+                         UCM_MAX_STAGING_ENTRIES);
     return 0;
 }
 
@@ -158,34 +158,34 @@ int ucm_cuda_open(struct ucm_client *client, const uint8_t *gpu,
 
     if (!client || !gpu || !out)
         return cuda_fail(UCM_EINVALID, "client, gpu or out is NULL");
-    o.slice_bytes = o.slice_bytes ? o.slice_bytes : SLICE_BYTES;
-    o.slices = o.slices ? o.slices : SLICES;
+    o.entry_bytes = o.entry_bytes ? o.entry_bytes : ENTRY_BYTES;
+    o.entries = o.entries ? o.entries : ENTRIES;
     r = options_check(&o);
     if (r != 0)
         return r;
     cuda = calloc(1, sizeof *cuda);
     if (!cuda)
-        return cuda_fail(UCM_ENOMEMORY, "no memory for the companion");
+        return cuda_fail(UCM_ENOMEMORY, "no memory for the copy agent");
     cuda->client = client;
     cuda->keeper_quit = -1;
     memcpy(cuda->gpu, gpu, sizeof cuda->gpu);
-    rc = companion_init(&cuda->companion, gpu, o.slice_bytes, o.slices);
+    rc = copy_agent_init(&cuda->copy_agent, gpu, o.entry_bytes, o.entries);
     if (rc != CUDA_SUCCESS) {
         free(cuda);
-        return cuda_fail_driver(rc, "the companion can't be made");
+        return cuda_fail_driver(rc, "the copy agent can't be made");
     }
-    rc = stream_waits_init(&cuda->waits, cuda->companion.context);
+    rc = stream_waits_init(&cuda->waits, cuda->copy_agent.context);
     if (rc != CUDA_SUCCESS) {
-        companion_close(&cuda->companion);
+        copy_agent_close(&cuda->copy_agent);
         free(cuda);
         return cuda_fail_driver(rc, "no pinned memory for waits of streams");
     }
     r = cuda_pass(ring_register(cuda, timeout_ms));
     if (r == 0 && keeper_start(cuda) != 0) {
-        r = cuda_fail(UCM_ENOMEMORY, "no thread for the companion");
+        r = cuda_fail(UCM_ENOMEMORY, "no thread for the copy agent");
         if (ring_drop(cuda, timeout_ms) != 0) {
-            companion_serve(&cuda->companion, NULL);
-            return r; /* leaks: the daemon's copies may still use the slices */
+            copy_agent_serve(&cuda->copy_agent, NULL);
+            return r; /* leaks: the daemon's copies may still use the entries */
         }
     }
     if (r == 0)
@@ -219,7 +219,7 @@ void ucm_cuda_abandon(struct ucm_cuda *cuda)
         return;
     stream_waits_stop(&cuda->waits);
     keeper_stop(cuda);
-    companion_serve(&cuda->companion, NULL);
+    copy_agent_serve(&cuda->copy_agent, NULL);
     ucm_ring_free(cuda->ring);
     cuda_free(cuda);
 }
@@ -232,12 +232,12 @@ static int memory_check(struct ucm_cuda *cuda, uint32_t n, const uint64_t *addre
 {
     for (uint32_t i = 0; i < n; i++) {
         bool owns = false;
-        CUresult rc = companion_owns(&cuda->companion, addresses[i], &owns);
+        CUresult rc = copy_agent_owns(&cuda->copy_agent, addresses[i], &owns);
 
         if (rc != CUDA_SUCCESS)
             return cuda_fail_driver(rc, "an address is not of CUDA's memory");
         if (!owns)
-            return cuda_fail(UCM_EINVALID, "memory %u lies on another GPU than the companion", i);
+            return cuda_fail(UCM_EINVALID, "memory %u lies on another GPU than the copy agent", i);
     }
     return 0;
 }
@@ -283,7 +283,7 @@ static bool rope_dtype(const char *name, uint32_t *out)
 
 /* Where K lies in each plane, whose layers come in order. The angles are the daemon's: of the frequencies nothing
  * is needed here. */
-static void rope_places(const struct ucm_region_spec *spec, struct companion_rope *out)
+static void rope_places(const struct ucm_region_spec *spec, struct copy_agent_rope *out)
 {
     uint64_t begin = 0, k = spec->rope->offset, bytes = ucm_rope_bytes(&out->spec);
 
@@ -298,8 +298,8 @@ static void rope_places(const struct ucm_region_spec *spec, struct companion_rop
     }
 }
 
-/* *out: what the companion must know of the region's rope, to be freed; `at` NULL: nothing. */
-static int rope_of(const struct ucm_region_spec *spec, struct companion_rope *out)
+/* *out: what the copy agent must know of the region's rope, to be freed; `at` NULL: nothing. */
+static int rope_of(const struct ucm_region_spec *spec, struct copy_agent_rope *out)
 {
     const struct ucm_rope *r = spec->rope;
     char why[UCM_ROPE_WHY];
@@ -332,7 +332,7 @@ static int rope_of(const struct ucm_region_spec *spec, struct companion_rope *ou
 }
 
 static int planes_add(struct ucm_cuda *cuda, const struct ucm_region_spec *spec,
-                      struct companion_skills skills, const uint64_t *addresses, uint32_t *number)
+                      struct copy_agent_skills skills, const uint64_t *addresses, uint32_t *number)
 {
     struct ucm_copy_plane *planes;
     CUresult rc;
@@ -352,15 +352,15 @@ static int planes_add(struct ucm_cuda *cuda, const struct ucm_region_spec *spec,
                                             .stride = p->stride,
                                             .block_bytes = p->block_bytes};
     }
-    rc = companion_region_add(&cuda->companion, planes, spec->n_planes, spec->blocks, skills,
-                              number);
+    rc = copy_agent_region_add(&cuda->copy_agent, planes, spec->n_planes, spec->blocks, skills,
+                               number);
     free(planes);
     if (rc == CUDA_ERROR_INVALID_VALUE && skills.encoding)
         return cuda_fail(
             UCM_EINVALID,
             "planes: in an encoded namespace each is a layer's whole K, or its whole V, "
             "in this order, and begins at a multiple of 16 bytes in every block");
-    return rc == CUDA_SUCCESS ? 0 : cuda_fail_driver(rc, "the companion can't take the region");
+    return rc == CUDA_SUCCESS ? 0 : cuda_fail_driver(rc, "the copy agent can't take the region");
 }
 
 int ucm_cuda_region_register(struct ucm_cuda *cuda, struct ucm_namespace *ns,
@@ -368,8 +368,8 @@ int ucm_cuda_region_register(struct ucm_cuda *cuda, struct ucm_namespace *ns,
                              int timeout_ms, struct ucm_region **out)
 {
     struct ucm_encoding_spec encoding;
-    struct companion_rope rope = {.at = NULL};
-    struct companion_skills skills = {NULL, NULL};
+    struct copy_agent_rope rope = {.at = NULL};
+    struct copy_agent_skills skills = {NULL, NULL};
     struct ucm_region_spec with;
     uint32_t number;
     bool encoded;
@@ -396,10 +396,10 @@ int ucm_cuda_region_register(struct ucm_cuda *cuda, struct ucm_namespace *ns,
     with.ring_region = number;
     r = cuda_pass(ucm_region_register(ns, &with, timeout_ms, out));
     if (r != 0) {
-        companion_region_remove(&cuda->companion, number);
+        copy_agent_region_remove(&cuda->copy_agent, number);
         return r;
     }
-    companion_region_mark(&cuda->companion, number, *out);
+    copy_agent_region_mark(&cuda->copy_agent, number, *out);
     return 0;
 }
 
@@ -411,15 +411,15 @@ int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region *region,
     if (!cuda || !region)
         return cuda_fail(UCM_EINVALID, "cuda or region is NULL");
     /* Detached before the region is freed: the next region may get its address. */
-    number = companion_region_find(&cuda->companion, region);
+    number = copy_agent_region_find(&cuda->copy_agent, region);
     if (number == 0)
-        return cuda_fail(UCM_EINVALID, "the region was not registered with this companion");
+        return cuda_fail(UCM_EINVALID, "the region was not registered with this copy agent");
     r = cuda_pass(ucm_region_unregister(region, timeout_ms));
     if (r != 0 && r != -UCM_EDISCONNECTED) {
-        companion_region_mark(&cuda->companion, number, region);
+        copy_agent_region_mark(&cuda->copy_agent, number, region);
         return r;
     }
-    companion_region_remove(&cuda->companion, number);
+    copy_agent_region_remove(&cuda->copy_agent, number);
     return r;
 }
 
@@ -435,7 +435,7 @@ static int stream_check(struct ucm_cuda *cuda, CUstream stream)
         rc = cuStreamGetCtx(stream, &context);
     if (rc != CUDA_SUCCESS)
         return cuda_fail_driver(rc, "the stream can't be queried");
-    if (context != cuda->companion.context)
+    if (context != cuda->copy_agent.context)
         return cuda_fail(UCM_EINVALID, "the stream is not of the GPU's primary context");
     if (capture != CU_STREAM_CAPTURE_STATUS_NONE)
         return cuda_fail(UCM_EINVALID,
@@ -471,7 +471,7 @@ int ucm_cuda_stream_wait(struct ucm_cuda *cuda, struct ucm_task *task, uint32_t 
 
     if (!cuda || !task)
         return cuda_fail(UCM_EINVALID, "cuda or task is NULL");
-    rc = cuCtxPushCurrent(cuda->companion.context);
+    rc = cuCtxPushCurrent(cuda->copy_agent.context);
     if (rc != CUDA_SUCCESS)
         return cuda_fail_driver(rc, "the GPU's context can't be entered");
     r = stream_wait(cuda, task, layers, stream, timeout_ms < 0 ? STREAM_TIMEOUT_MS : timeout_ms);

@@ -101,7 +101,7 @@ struct ucm_options {
 UCM_API int ucm_connect(const struct ucm_options *options, int timeout_ms, struct ucm_client **out);
 /* Closes the connection and frees the client with all its namespaces, regions, tasks and rings.
  * Calls under way in other threads return -UCM_EDISCONNECTED, and ucm_close returns after them.
- * Waits up to 5 s for a companion's kernels. NULL is allowed. */
+ * Waits up to 5 s for a copy agent's kernels. NULL is allowed. */
 UCM_API void ucm_close(struct ucm_client *client);
 /* Closes the connection for good and frees nothing: calls under way in other threads return -UCM_EDISCONNECTED, and so does every
  * later call, but for ucm_close, which still has to free the client. For programs in which another thread may be about to call:
@@ -113,7 +113,7 @@ UCM_API void ucm_disconnect(struct ucm_client *client);
 UCM_API uint64_t ucm_connection_epoch(struct ucm_client *client);
 
 /* A descriptor to poll: it is readable when ucm_process() has something to do, or when layers of a
- * load have landed; while a broken connection waits for a companion, once a millisecond. It stays the same over reconnects. The client owns it; only poll it. */
+ * load have landed; while a broken connection waits for a copy agent, once a millisecond. It stays the same over reconnects. The client owns it; only poll it. */
 UCM_API int ucm_fd(struct ucm_client *client);
 /* Handles what has arrived. Never blocks and never connects. Returns how many tasks became done
  * since the last ucm_process, including those that failed and those that other calls saw end.
@@ -177,8 +177,8 @@ UCM_API void ucm_namespace_fingerprint(const struct ucm_namespace *ns, uint8_t o
 /* ---- encodings ---- */
 
 /* An encoded namespace stores the blocks of its base in a smaller form: the daemon, or the worker's
- * companion, encodes as it dumps and decodes as it loads. docs/encodings.md says what each encoding
- * loses. */
+ * copy agent, encodes as it dumps and decodes as it loads. docs/encodings.md says what each
+ * encoding loses. */
 
 /* A layer's K, or its V, in a block: tokens x heads rows of dim elements. */
 struct ucm_kv_rows {
@@ -247,7 +247,7 @@ enum ucm_memory_kind {
  * function of the client. Each call with a nonce that returned 0 is followed by one with NULL before the registration or the
  * next one of this process ends, in reverse order, also when the connection breaks or time runs out. The last one
  * comes before ucm_region_unregister or ucm_close returns.
- * Thread: any that is in a function of the client, or a companion's; never two at once in a process. Call no function of
+ * Thread: any that is in a function of the client, or a copy agent's; never two at once in a process. Call no function of
  * the client, and wait for no thread that does. Use a stream of its own that waits for no other
  * (cudaStreamNonBlocking): streams of the engine may wait for a load that waits for the registration. */
 typedef int (*ucm_prove_cb)(void *ctx, uint64_t offset, const uint8_t *nonce);
@@ -329,26 +329,26 @@ UCM_API void ucm_region_computes(struct ucm_region *region, int computes);
  * *address. */
 UCM_API int ucm_shared_memory(size_t bytes, int *fd, void **address);
 
-/* ---- staging rings: for companions ---- */
+/* ---- staging rings: for copy agents ---- */
 
-/* A staging ring is a set of slices of a worker's GPU memory. The daemon copies whole slices over
+/* A staging ring is a set of entries of a worker's GPU memory. The daemon copies whole entries over
  * the bus, and kernels of the worker scatter and gather them. libucmclient_cuda (ucmclient_cuda.h)
- * does all of this; the calls below are for authors of another companion.
+ * does all of this; the calls below are for authors of another copy agent.
  * docs/design/mappings.md, "Staging rings", has the shared memory and its rules. */
 struct ucm_ring_registration;
 
 struct ucm_ring_spec {
     const uint8_t *gpu;   /* the 16 bytes of the GPU's UUID */
-    const uint8_t *ipc;   /* the 64 bytes of a CUDA IPC handle of the slices' allocation */
-    uint64_t offset;      /* bytes from the base of the allocation to the first slice */
-    uint64_t slice_bytes; /* a multiple of 4096 */
-    uint32_t slices;      /* 2 to 8 */
+    const uint8_t *ipc;   /* the 64 bytes of a CUDA IPC handle of the entries' allocation */
+    uint64_t offset;      /* bytes from the base of the allocation to the first entry */
+    uint64_t entry_bytes; /* a multiple of 4096 */
+    uint32_t entries;     /* 2 to 8 */
     ucm_prove_cb prove_cb;
     void *prove_ctx;
 };
 
 /* Registers the one ring of this client on that GPU. *memory receives the address of the shared
- * memory, which stays mapped until ucm_ring_free. -UCM_EBUSY: the daemon still uses these slices.
+ * memory, which stays mapped until ucm_ring_free. -UCM_EBUSY: the daemon still uses these entries.
  *
  * A ring serves one connection. When that breaks, the library marks the ring dead. Calls under way
  * then fail only when the orders that were claimed have ended, or after 5 s; a call whose timeout
@@ -361,7 +361,7 @@ UCM_API int ucm_ring_alive(struct ucm_ring_registration *ring);
 /* Returns 0 when the daemon has closed its mapping. The daemon completes its copies first, so serve
  * its orders until then. Never connects. */
 UCM_API int ucm_ring_unregister(struct ucm_ring_registration *ring, int timeout_ms);
-/* Unmaps the shared memory and frees the handle. If the daemon still knows the ring, the slices
+/* Unmaps the shared memory and frees the handle. If the daemon still knows the ring, the entries
  * must stay allocated. NULL is allowed. */
 UCM_API void ucm_ring_free(struct ucm_ring_registration *ring);
 

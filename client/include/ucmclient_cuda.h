@@ -2,17 +2,17 @@
  * wait for loads. Optional: everything works without it, and the daemon uses it only where it pays,
  * which is for fragments below 512 KiB.
  *
- * The companion keeps a staging ring: slices of the worker's GPU memory, 64 MiB by default. The
- * daemon's copy engines move whole slices over the bus. A kernel of the companion scatters them to
- * the worker's pages, on a high-priority stream of its own, or gathers them, on a low one. So small
- * fragments reach the bus's speed, and the worker's kernels need not take turns with another
+ * The copy agent keeps a staging ring: entries of the worker's GPU memory, 64 MiB by default. The
+ * daemon's copy engines move whole entries over the bus. A kernel of the copy agent scatters them
+ * to the worker's pages, on a high-priority stream of its own, or gathers them, on a low one. So
+ * small fragments reach the bus's speed, and the worker's kernels need not take turns with another
  * process's.
  *
  * ucm_load and ucm_dump keep their promises: a load is done only when its bytes are visible to any
  * kernel launched afterwards; a dump reads only after its event. The daemon copies without the
- * companion when that gets no processor for 20 ms. A companion whose daemon is gone moves nothing.
- * Its kernels run beside the worker's. But while CUDA loads a kernel lazily behind a kernel that
- * runs, it blocks every launch in the process: a worker with kernels that run for seconds should set
+ * copy agent when that gets no processor for 20 ms. A copy agent whose daemon is gone moves
+ * nothing. Its kernels run beside the worker's. But while CUDA loads a kernel lazily behind a
+ * kernel that runs, it blocks every launch in the process: a worker with kernels that run for seconds should set
  * CUDA_MODULE_LOADING=EAGER.
  *
  * Threads: call every function from any thread, but none of a handle during or after its
@@ -36,8 +36,8 @@ extern "C" {
 struct ucm_cuda;
 
 struct ucm_cuda_options {
-    uint64_t slice_bytes; /* 64 KiB to 64 MiB, a multiple of 4096; 0: 16 MiB */
-    uint32_t slices;      /* 2 to 8; 0: 4. For `q4` beside the worker's kernels: 8, of 8 MiB */
+    uint64_t entry_bytes; /* 64 KiB to 64 MiB, a multiple of 4096; 0: 16 MiB */
+    uint32_t entries;     /* 2 to 8; 0: 4. For `q4` beside the worker's kernels: 8, of 8 MiB */
 };
 
 /* The sentence of the calling thread's last failed call into this library; "" when no call failed.
@@ -95,9 +95,9 @@ UCM_API int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region 
  *   behind.
  * - A wait on the legacy default stream blocks every stream that is not non-blocking.
  * - Streams beyond CUDA_DEVICE_MAX_CONNECTIONS share queues, so other streams may block, too.
- * - The companion's kernels must not block, as the load may need them. Their streams have the two
+ * - The copy agent's kernels must not block, as the load may need them. Their streams have the two
  *   highest priorities: give a stream that waits a lower one.
- * - If a launch into a full queue blocked the whole driver, a load through slices would fail after
+ * - If a launch into a full queue blocked the whole driver, a load through entries would fail after
  *   5 s and leave the ring unused. This was not tried.
  * - Don't close a handle whose streams waited while a graph is being captured. */
 UCM_API int ucm_cuda_stream_wait(struct ucm_cuda *cuda, struct ucm_task *task, uint32_t layers,

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #define STEADY_NS 1000000000 /* after a link that was up for so long, the first retry is at once */
-/* How long a break waits for companions. Their kernels take microseconds, unless kernels of the
+/* How long a break waits for copy agents. Their kernels take microseconds, unless kernels of the
  * worker's leave no processor free. The daemon gives up after the same time. */
 #define SETTLE_NS INT64_C(5000000000)
 
@@ -65,8 +65,8 @@ static void link_down(struct ucm_client *c)
     pthread_cond_broadcast(&c->idle);
 }
 
-/* A companion's kernel cannot be called back, and while it runs it writes to the worker's memory or
- * reads from it: until it has ended, no call that is under way may return a failure. So the link
+/* A copy agent's kernel cannot be called back, and while it runs it writes to the worker's memory
+ * or reads from it: until it has ended, no call that is under way may return a failure. So the link
  * stays in LINK_BREAKING, calls wait there within their deadlines, and ucm_fd becomes readable for
  * each look. */
 void client_link_break(struct ucm_client *c, int status, const char *text)

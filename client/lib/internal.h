@@ -256,7 +256,7 @@ void client_doors_closed(struct ucm_client *c);
 
 enum client_link {
     LINK_DOWN,
-    LINK_BREAKING, /* broken, but a companion may still move the worker's bytes: see link.c */
+    LINK_BREAKING, /* broken, but a copy agent may still move the worker's bytes: see link.c */
     LINK_HELLO,    /* connected, hello is on its way */
     LINK_UP,
 };
@@ -302,7 +302,7 @@ struct ucm_client {
     uint64_t attempts;         /* counts tries to connect */
     struct backoff retry;      /* in nanoseconds */
     int64_t up_since_ns;
-    int64_t settled_by_ns;           /* while breaking: when to stop waiting for companions */
+    int64_t settled_by_ns;           /* while breaking: when to stop waiting for copy agents */
     int why;                         /* while down: -UCM_E* of the last try or break ... */
     char why_text[CLIENT_WHY_BYTES]; /* ... and its sentence */
     bool refused;                    /* the last try failed in a way that a retry will not mend */
@@ -382,10 +382,10 @@ void client_fork_watch(struct ucm_client *c);
 void client_fork_forget(struct ucm_client *c);
 
 /* break.c: how a connection ends. */
-/* Breaks the connection. Every call under way ends with status and text, now or when companions
+/* Breaks the connection. Every call under way ends with status and text, now or when copy agents
  * have ended (LINK_BREAKING). Does nothing when the link is broken already. */
 void client_link_break(struct ucm_client *c, int status, const char *text);
-/* Completes a break if companions have ended, or had their time; else ucm_fd becomes readable when
+/* Completes a break if copy agents have ended, or had their time; else ucm_fd becomes readable when
  * it is worth another look. Never blocks. */
 void client_link_try_settle(struct ucm_client *c);
 /* Closes the socket of a broken link when nobody uses it any more. */
@@ -412,8 +412,8 @@ void client_writer_release(struct ucm_client *c);
  * a frame that was sent in part breaks the link. May return CLIENT_AGAIN. */
 int client_send(struct ucm_client *c, const int *fds, uint32_t n_fds, int64_t deadline_ns);
 /* Takes the reader's token, which must be free, waits until something arrives (or `also`, POLLOUT,
- * is ready) and dispatches it. On a breaking link it waits for companions instead. 0, or ETIMEDOUT.
- * The link must not be DOWN. expected_ns: see client_spin_poll; 0: unknown. */
+ * is ready) and dispatches it. On a breaking link it waits for copy agents instead. 0, or
+ * ETIMEDOUT. The link must not be DOWN. expected_ns: see client_spin_poll; 0: unknown. */
 int client_read(struct ucm_client *c, short also, int64_t expected_ns, int64_t deadline_ns);
 /* Dispatches what has arrived. Never blocks. */
 void client_read_ready(struct ucm_client *c);

@@ -258,7 +258,7 @@ static void received(struct ucm_client *c, struct arrival *a)
         close(a->fds[i]);
 }
 
-/* On a breaking link: looks every millisecond whether companions have ended. */
+/* On a breaking link: looks every millisecond whether copy agents have ended. */
 static int wait_settled(struct ucm_client *c, int64_t deadline_ns)
 {
     int64_t now = client_now_ns(), until = now + CLIENT_SETTLE_NS;

@@ -62,7 +62,7 @@ int client_link_settle(struct ucm_client *c, int64_t deadline_ns)
 {
     while (c->link == LINK_BREAKING)
         if (client_read(c, 0, 0, deadline_ns) != 0)
-            return client_fail(UCM_EDEADLINE, "the connection to ucmd broke, and a companion's "
+            return client_fail(UCM_EDEADLINE, "the connection to ucmd broke, and a copy agent's "
                                               "copy did not end in time");
     return 0;
 }

@@ -96,7 +96,7 @@ bool gpu_beside_allows(const struct gpu *g, enum ucm_copy_direction direction)
 uint64_t gpu_beside_next_ns(struct gpu *g)
 {
     uint64_t next_ns = g->streams[UCM_COPY_LOAD].next_ns;
-    bool wants = g->slices > 0 || job_queue_first(&g->queued, DEVICE_LOAD);
+    bool wants = g->entries > 0 || job_queue_first(&g->queued, DEVICE_LOAD);
 
     return g->beside.now && wants && next_ns > uv_hrtime() ? next_ns : 0;
 }

@@ -65,8 +65,8 @@ void busy_launch(struct busy *b, uint64_t now_ns, double took_ns, double due_ns)
 /* ---- the sources ---- */
 
 #define GPU_SEEN_BYTES (1u << 20) /* shorter launches say nothing */
-/* While slices are under way: how much longer an answer stays valid, and how long a probe waits for
- * the slices to end. */
+/* While entries are under way: how much longer an answer stays valid, and how long a probe waits
+ * for the entries to end. */
 #define GPU_PROBE_STAGED_NS 150000000ull
 #define GPU_PROBE_DRAIN_NS 3000000ull
 
@@ -114,7 +114,7 @@ static void probe(struct gpu *g)
     busy_probed(&g->busy, uv_hrtime(), others, longest_ns);
 }
 
-/* Slices that begin before the probe is possible delay it, but not for long. */
+/* Entries that begin before the probe is possible delay it, but not for long. */
 static void probe_want(struct gpu *g, uint64_t now_ns)
 {
     if (g->probe.wanted)
@@ -129,7 +129,7 @@ bool gpu_others_run(struct gpu *g)
 
     if (g->beside.now)
         return true;
-    if (!busy_due(&g->busy, now_ns) || g->slices > 0)
+    if (!busy_due(&g->busy, now_ns) || g->entries > 0)
         return g->busy.others;
     probe_want(g, now_ns);
     return true;
@@ -141,7 +141,7 @@ bool gpu_others_look(struct gpu *g)
 
     if (g->beside.now)
         return true;
-    if (g->slices > 0) {
+    if (g->entries > 0) {
         if (busy_due(&g->busy, now_ns - GPU_PROBE_STAGED_NS))
             probe_want(g, now_ns);
         return g->busy.others;
@@ -155,10 +155,10 @@ bool gpu_probe_ready(struct gpu *g)
 {
     if (!g->probe.wanted)
         return true;
-    if (g->slices > 0) { /* it would find the companions */
+    if (g->entries > 0) { /* it would find the copy agents */
         if (uv_hrtime() < g->probe.until_ns)
             return false;
-        busy_unknown(&g->busy, uv_hrtime()); /* a companion that hangs must not delay others */
+        busy_unknown(&g->busy, uv_hrtime()); /* a copy agent that hangs must not delay others */
     } else {
         if (gpu_streams_busy(g))
             return false;
@@ -177,5 +177,5 @@ void gpu_kernel_seen(struct gpu *g, enum ucm_copy_direction direction, const str
     uint64_t begun_ns = l->begun_ns > last_ns ? l->begun_ns : last_ns, now_ns = uv_hrtime();
 
     busy_launch(&g->busy, now_ns, (double)(now_ns - begun_ns),
-                l->cost < GPU_SEEN_BYTES || g->slices > 0 ? 0 : costs_kernel_ns(c, l->cost));
+                l->cost < GPU_SEEN_BYTES || g->entries > 0 ? 0 : costs_kernel_ns(c, l->cost));
 }

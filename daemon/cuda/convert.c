@@ -1,4 +1,4 @@
-/* Encoded jobs without a companion: the daemon's own kernel encodes or decodes straight between
+/* Encoded jobs without a copy agent: the daemon's own kernel encodes or decodes straight between
  * pinned slots and pages. Copy engines can't. */
 #include "daemon/cuda/gpu.h"
 

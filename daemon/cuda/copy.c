@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define GPU_EXPIRE_MS 20
-#define GPU_PASSED_MAX 512   /* jobs that wait for slices, passed over in one go, */
+#define GPU_PASSED_MAX 512   /* jobs that wait for entries, passed over in one go, */
 #define GPU_FULL_MAX 16      /* of so many staging rings */
 #define GPU_EVENTS_A_LOOK 64 /* queried in one go: each costs about a microsecond */
 
@@ -34,8 +34,8 @@ void gpu_abandon(struct gpu *g)
         for (; s->n > 0; s->n--, s->oldest = (s->oldest + 1) % GPU_LAUNCHES) {
             struct gpu_launch *l = &s->launches[s->oldest];
 
-            if (l->slice)
-                gpu_staging_lost(g, l->slice);
+            if (l->entry)
+                gpu_staging_lost(g, l->entry);
             else
                 gpu_piece_fail(g, l->job, gpu_refuse_failed(g, l->job));
         }
@@ -116,7 +116,7 @@ static void launch_next(struct gpu *g, enum ucm_copy_direction direction, struct
     gpu_launch_piece(g, direction, job, &piece);
 }
 
-/* Staging rings without a free slice. Jobs that wait for one let others pass whose way is free. */
+/* Staging rings without a free entry. Jobs that wait for one let others pass whose way is free. */
 struct passed {
     const struct device_staging *full[GPU_FULL_MAX];
     unsigned rings, jobs;
@@ -212,8 +212,8 @@ bool gpu_reap(struct gpu *g, unsigned stream)
         s->oldest = (s->oldest + 1) % GPU_LAUNCHES;
         s->n--;
         s->cost -= l->cost;
-        if (l->slice)
-            gpu_staging_launched(g, l->slice);
+        if (l->entry)
+            gpu_staging_launched(g, l->entry);
         else
             straight_end(g, l);
         moved = true;

@@ -52,7 +52,7 @@ double costs_kernel_ns(const struct costs *c, uint64_t bytes); /* on an idle GPU
 /* What costs_pick's choice costs. */
 double costs_direct_ns(const struct costs *c, const struct plan_extent *extents, uint32_t n,
                        uint64_t bytes, bool busy);
-/* Does it pay to go through the worker's slices? staged_ns: of the bus to or from them, and what
+/* Does it pay to go through the worker's entries? staged_ns: of the bus to or from them, and what
  * follows. pauses: others run and leave pauses (busy.h). */
 bool costs_staged_pays(double staged_ns, double direct_ns, bool pauses);
 

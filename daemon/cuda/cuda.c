@@ -161,7 +161,7 @@ static bool may_pin(const struct gpu *g, bool copying)
 static bool nap(struct gpu *g)
 {
     uint64_t now_ns = uv_hrtime(), still_ns = now_ns - g->moved_ns, next_ns = gpu_beside_next_ns(g);
-    bool copying = gpu_streams_busy(g) || g->slices > 0 || next_ns > 0;
+    bool copying = gpu_streams_busy(g) || g->entries > 0 || next_ns > 0;
     struct work *w = &g->work;
     bool quit = false, pins = false;
 
@@ -218,7 +218,7 @@ static void thread_cb(void *arg)
         moved |= gpu_events_poll(g);
         for (unsigned i = 0; i < GPU_STREAMS; i++)
             moved |= gpu_reap(g, i);
-        moved |= gpu_stagings_step(g); /* slices go before jobs that have not begun */
+        moved |= gpu_stagings_step(g); /* entries go before jobs that have not begun */
         for (unsigned i = 0; i < 2; i++)
             moved |= gpu_fill(g, i);
         gpu_expire(g);

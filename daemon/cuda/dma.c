@@ -26,12 +26,12 @@ uint32_t gpu_dma_plan(struct gpu *g, const struct device_job *job, const struct 
                 items, piece->n_items, piece->bytes / piece->n_items);
 }
 
-uint32_t gpu_dma_plan_slice(struct gpu *g, const struct device_job *job,
+uint32_t gpu_dma_plan_entry(struct gpu *g, const struct device_job *job,
                             const struct job_piece *piece, struct ucm_copy_item *items,
-                            uint64_t slice)
+                            uint64_t entry)
 {
     uint64_t bytes = piece->bytes / piece->n_items;
-    struct ucm_copy_plane plane = {.base = slice,
+    struct ucm_copy_plane plane = {.base = entry,
                                    .stride = ucm_staging_pitch(bytes),
                                    .slot_offset = job_plane_at(job, piece->first_plane),
                                    .block_bytes = (uint32_t)bytes};

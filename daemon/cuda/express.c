@@ -22,7 +22,7 @@ bool gpu_express_takes(struct gpu *g, const struct device_job *job)
     const struct device_region *r = job->region;
 
     if (job->op != DEVICE_LOAD || g->config.strategy != COPY_AUTO || !g->contended[UCM_COPY_LOAD] ||
-        g->streams[UCM_COPY_LOAD].n == 0 || g->slices > 0 || s->n == GPU_LAUNCHES)
+        g->streams[UCM_COPY_LOAD].n == 0 || g->entries > 0 || s->n == GPU_LAUNCHES)
         return false;
     if (job->begun || job->converts || job->shifts || job->n_items == 0 ||
         job->n_items > GPU_LAUNCH_ITEMS || job->n_planes == 0 || job->first_plane >= r->n_planes ||

@@ -40,7 +40,7 @@
 struct gpu_launch {
     CUevent done;
     struct device_job *job;
-    struct job_piece piece; /* of the job, unless a slice has it */
+    struct job_piece piece; /* of the job, unless an entry has it */
     struct ucm_copy_item *items;
     struct ucm_rope_angle *tables; /* of a load that re-rotates K; pinned as well */
     uint64_t cost;                 /* as job_item_bytes has it */
@@ -49,7 +49,8 @@ struct gpu_launch {
     uint64_t due_ns;            /* estimated end, counting the launches before it */
     bool announced;             /* work_soon was called for it */
     CUstream behind;            /* what it ends in; NULL: its own stream */
-    struct gpu_slice *slice;    /* that it fills or empties; NULL: it is a piece by itself */
+    /* that it fills or empties; NULL: it is a piece by itself */
+    struct gpu_staging_entry *entry;
 };
 
 /* Launches are seen done in the order in which they were made. */
@@ -68,7 +69,7 @@ struct gpu_probe {
     CUstream stream;
     CUevent done;
     bool launched; /* `done` was recorded at least once */
-    /* Wanted: probe as soon as nothing is under way. Until then nothing more is launched; slices
+    /* Wanted: probe as soon as nothing is under way. Until then nothing more is launched; entries
      * hold this up until until_ns only. */
     bool wanted;
     uint64_t until_ns;
@@ -144,7 +145,7 @@ struct gpu {
     struct list opened;   /* IPC memory, struct gpu_ipc */
     bool ipc_checked;     /* handles are compared with what they name: gpu_ipc_learn */
     struct list stagings; /* struct gpu_staging */
-    uint32_t slices;      /* of all staging rings, under way */
+    uint32_t entries;     /* of all staging rings, under way */
     struct gpu_memory memory;
     CUstream uploads; /* never behind copies or kernels */
     struct gpu_dma dma;
@@ -174,8 +175,8 @@ CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, u
 
 /* ---- copy.c ---- */
 
-/* After gpu_fail, in every round of the thread: ends all copies. Those whose slices companions have
- * claimed end last. */
+/* After gpu_fail, in every round of the thread: ends all copies. Those whose entries copy agents
+ * have claimed end last. */
 void gpu_abandon(struct gpu *g);
 /* Each does what can be done now, and returns whether that was anything. */
 bool gpu_events_poll(struct gpu *g);
@@ -199,9 +200,9 @@ struct gpu_launch *gpu_launch_next(struct gpu *g, enum ucm_copy_direction direct
  * filled. */
 int gpu_job_check(struct gpu *g, struct device_job *job);
 /* Records the event behind what was enqueued. With its end gpu_reap calls gpu_staging_launched for
- * the slice or, when that is NULL, ends a piece of the job. */
+ * the entry or, when that is NULL, ends a piece of the job. */
 CUresult gpu_launch_follow(struct gpu *g, unsigned stream, struct gpu_launch *l,
-                           struct device_job *job, uint64_t cost, struct gpu_slice *slice);
+                           struct device_job *job, uint64_t cost, struct gpu_staging_entry *entry);
 /* Is anything under way in a stream? */
 static inline bool gpu_streams_busy(const struct gpu *g)
 {
@@ -242,14 +243,14 @@ bool gpu_beside_allows(const struct gpu *g, enum ucm_copy_direction direction);
 void gpu_beside_launched(struct gpu *g, enum ucm_copy_direction direction, uint64_t bytes);
 /* When what waits for its share of the bus may begin; 0: nothing waits for that. */
 uint64_t gpu_beside_next_ns(struct gpu *g);
-/* Is a way of that time no slower than that share? Then slices would gain nothing. */
+/* Is a way of that time no slower than that share? Then entries would gain nothing. */
 bool gpu_beside_suffices(const struct gpu *g, enum ucm_copy_direction direction, double ns,
                          uint64_t bytes);
 
 /* ---- busy.c ---- */
 
 /* Do other processes' kernels run? While that is not known: yes, and a probe is wanted. While
- * slices are under way: what was known last. */
+ * entries are under way: what was known last. */
 bool gpu_others_run(struct gpu *g);
 /* The same; probes at once where a probe is due and possible. */
 bool gpu_others_look(struct gpu *g);
@@ -271,11 +272,11 @@ void gpu_calibrate(struct gpu *g);
  * the items which memory their slots lie in. Returns how many; 0: too many for the copy engines. */
 uint32_t gpu_dma_plan(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
                       struct ucm_copy_item *items);
-/* The same between slots and the slice at that address, where items follow one another in the order
+/* The same between slots and the entry at that address, where items follow one another in the order
  * of `items`: writes their blocks. piece: of its planes, items and bytes. */
-uint32_t gpu_dma_plan_slice(struct gpu *g, const struct device_job *job,
+uint32_t gpu_dma_plan_entry(struct gpu *g, const struct device_job *job,
                             const struct job_piece *piece, struct ucm_copy_item *items,
-                            uint64_t slice);
+                            uint64_t entry);
 /* Enqueues the n extents. After an error nothing of them is under way. */
 CUresult gpu_dma_launch(struct gpu *g, enum ucm_copy_direction direction, uint32_t n);
 
@@ -367,10 +368,10 @@ CUresult gpu_rope_behind(struct gpu *g, const struct device_job *job, const stru
 void gpu_rope_order(const struct device_job *job, const struct job_piece *piece,
                     struct ucm_staging_order *order);
 
-/* ---- staging.c, slice.c ---- */
+/* ---- staging.c, staging_entry.c ---- */
 
 struct gpu_staging;
-struct gpu_slice;
+struct gpu_staging_entry;
 
 int gpu_staging_open(struct gpu *g, struct device_job *job); /* 0 or -errno, job->error filled */
 void gpu_staging_close(struct device_staging *staging);
@@ -378,14 +379,16 @@ void gpu_staging_close(struct device_staging *staging);
 int gpu_job_begin(struct gpu *g, struct device_job *job);
 enum gpu_took { GPU_TOOK, GPU_FULL, GPU_PAUSED };
 /* Begins the job's next piece; the stream has a place for it. While several tenants use the
- * direction, pieces of jobs that wait behind it may go with it. FULL: no slice is free now. PAUSED:
+ * direction, pieces of jobs that wait behind it may go with it. FULL: no entry is free now. PAUSED:
  * the ring takes nothing for a while, or never again. */
 enum gpu_took gpu_staging_take(struct gpu *g, struct device_job *job);
-void gpu_staging_launched(struct gpu *g, struct gpu_slice *slice); /* a launch for it is done */
-void gpu_staging_lost(struct gpu *g, struct gpu_slice *slice);     /* the same, after gpu_fail */
-/* Handles what companions have done, and launches what slices wait for. */
+/* a launch for it is done */
+void gpu_staging_launched(struct gpu *g, struct gpu_staging_entry *entry);
+/* the same, after gpu_fail */
+void gpu_staging_lost(struct gpu *g, struct gpu_staging_entry *entry);
+/* Handles what copy agents have done, and launches what entries wait for. */
 bool gpu_stagings_step(struct gpu *g);
-/* After gpu_fail: ends slices that no companion has claimed, and no launch has. */
+/* After gpu_fail: ends entries that no copy agent has claimed, and no launch has. */
 void gpu_stagings_abandon(struct gpu *g);
 
 /* ---- memory.c ---- */

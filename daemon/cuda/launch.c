@@ -72,9 +72,9 @@ static enum copy_strategy strategy_pick(struct gpu *g, const struct job_piece *p
     if (g->config.strategy == COPY_DMA || g->config.strategy == COPY_SM)
         return g->config.strategy;
     pick = costs_pick(c, g->dma.extents, extents, piece->bytes, false);
-    /* What the engines do best does not depend on others. A companion's kernels count as
+    /* What the engines do best does not depend on others. A copy agent's kernels count as
      * others'. */
-    if (pick == COPY_SM && (g->slices > 0 || gpu_others_run(g)))
+    if (pick == COPY_SM && (g->entries > 0 || gpu_others_run(g)))
         pick = costs_pick(c, g->dma.extents, extents, piece->bytes, true);
     return pick;
 }
@@ -143,7 +143,7 @@ struct gpu_launch *gpu_launch_next(struct gpu *g, enum ucm_copy_direction direct
 }
 
 CUresult gpu_launch_follow(struct gpu *g, unsigned stream, struct gpu_launch *l,
-                           struct device_job *job, uint64_t cost, struct gpu_slice *slice)
+                           struct device_job *job, uint64_t cost, struct gpu_staging_entry *entry)
 {
     struct gpu_stream *s = &g->streams[stream];
     CUstream last = l->behind ? l->behind : s->stream;
@@ -158,7 +158,7 @@ CUresult gpu_launch_follow(struct gpu *g, unsigned stream, struct gpu_launch *l,
     }
     l->job = job;
     l->cost = cost;
-    l->slice = slice;
+    l->entry = entry;
     if (s->n > 0 && s->due_ns > from_ns)
         from_ns = s->due_ns;
     s->due_ns = l->due_ns = from_ns + l->cost_ns;

@@ -1,6 +1,6 @@
 /* Loads with position shifts. Copy engines don't compute: the daemon's own kernel re-rotates K in
  * the pages that engines, or a decoding, have just filled, while the next launch is under way; or
- * it re-rotates as it copies, where engines can't; or a companion does, whose orders hold the
+ * it re-rotates as it copies, where engines can't; or a copy agent does, whose orders hold the
  * tables of angles. */
 #include "daemon/cuda/gpu.h"
 
@@ -126,7 +126,7 @@ CUresult gpu_rope_behind(struct gpu *g, const struct device_job *job, const stru
     return r;
 }
 
-/* ---- through a slice ---- */
+/* ---- through an entry ---- */
 
 void gpu_rope_order(const struct device_job *job, const struct job_piece *piece,
                     struct ucm_staging_order *order)

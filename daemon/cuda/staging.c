@@ -1,4 +1,4 @@
-#include "daemon/cuda/slice.h"
+#include "daemon/cuda/staging_entry.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -58,11 +58,11 @@ static void staging_delete(struct gpu_staging *s)
     free(s);
 }
 
-/* Two rings on the same bytes would write over each other's slices: a worker that reconnects must
+/* Two rings on the same bytes would write over each other's entries: a worker that reconnects must
  * wait until the copies of its old connection have ended. */
 static int refuse_second(struct gpu *g, struct device_job *job, const struct gpu_staging *s)
 {
-    uint64_t end = s->base + s->n_slices * s->slice_bytes;
+    uint64_t end = s->base + s->n_entries * s->entry_bytes;
 
     for (struct list *node = g->stagings.next; node != &g->stagings; node = node->next) {
         const struct gpu_staging *other = LIST_ENTRY(node, struct gpu_staging, link);
@@ -70,7 +70,7 @@ static int refuse_second(struct gpu *g, struct device_job *job, const struct gpu
         if (other->connection == s->connection)
             return job_refuse(job, -EBUSY, UCM_WIRE_BUSY,
                               "this connection has a ring on that GPU; unregister it first");
-        if (s->base < other->base + other->n_slices * other->slice_bytes && other->base < end)
+        if (s->base < other->base + other->n_entries * other->entry_bytes && other->base < end)
             return job_refuse(job, -EBUSY, UCM_WIRE_BUSY,
                               "the ring's memory is still in use by an older connection's ring");
     }
@@ -82,7 +82,7 @@ static int staging_fill(struct gpu *g, struct device_job *job, struct gpu_stagin
     const struct device_staging *wanted = job->staging;
     struct gpu_ipc_wish wish = {.ipc = wanted->ipc,
                                 .offset = wanted->offset,
-                                .bytes = wanted->slices * wanted->slice_bytes,
+                                .bytes = wanted->entries * wanted->entry_bytes,
                                 .proof = &wanted->proof,
                                 .name = "the ring's handle"};
     uint32_t random;
@@ -99,8 +99,8 @@ static int staging_fill(struct gpu *g, struct device_job *job, struct gpu_stagin
         return rc;
     s->connection = wanted->connection;
     s->base = s->ipc->address + wanted->offset;
-    s->n_slices = wanted->slices;
-    s->slice_bytes = wanted->slice_bytes;
+    s->n_entries = wanted->entries;
+    s->entry_bytes = wanted->entry_bytes;
     rc = refuse_second(g, job, s);
     if (rc < 0)
         return rc;
@@ -108,8 +108,8 @@ static int staging_fill(struct gpu *g, struct device_job *job, struct gpu_stagin
         return job_refuse(job, -EIO, UCM_WIRE_INTERNAL, "no random number for the ring");
     s->generation = ucm_staging_generation_of(random);
     backoff_init(&s->backoff, STAGING_PAUSE_MS, STAGING_PAUSE_MS, 0);
-    for (uint32_t i = 0; i < s->n_slices; i++)
-        s->slices[i] = (struct gpu_slice){.staging = s, .index = i};
+    for (uint32_t i = 0; i < s->n_entries; i++)
+        s->entries[i] = (struct gpu_staging_entry){.staging = s, .index = i};
     return 0;
 }
 

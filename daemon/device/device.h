@@ -105,8 +105,8 @@ struct device_region {
     void *mapping; /* device's own */
 };
 
-/* A staging ring: slices of a worker's GPU memory that copies may pass through, and the memory that
- * it shares for that (proto/memory/staging.h). staging_check fills it; the caller adds pid,
+/* A staging ring: entries of a worker's GPU memory that copies may pass through, and the memory
+ * that it shares for that (proto/memory/staging.h). staging_check fills it; the caller adds pid,
  * connection and proof. The device trusts nothing in it: a worker that breaks the rules delays its
  * own copies, or gets wrong bytes of its own. */
 struct device_staging {
@@ -114,8 +114,8 @@ struct device_staging {
     uint64_t connection;
     uint8_t ipc[UCM_MAX_HANDLE_BYTES];
     struct device_proof proof;
-    uint64_t offset, slice_bytes;
-    uint32_t slices;
+    uint64_t offset, entry_bytes;
+    uint32_t entries;
     int fd;           /* the shared memory; as a handle's */
     struct list link; /* device's own from here on: among its open staging rings */
     struct device_users users;
@@ -232,8 +232,8 @@ enum copy_strategy {
     COPY_AUTO,   /* the planner decides */
     COPY_DMA,    /* the copy engines, straight between slots and pages */
     COPY_SM,     /* a kernel, straight between slots and pages */
-    COPY_STAGED, /* the copy engines to and from slices of the worker's memory, and its own kernel
-                    between slices and pages */
+    COPY_STAGED, /* the copy engines to and from entries of the worker's memory, and its own kernel
+                    between entries and pages */
     COPY_STRATEGIES
 };
 

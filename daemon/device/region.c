@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define SLICE_GRAIN 4096u /* slices are whole pages */
+#define ENTRY_GRAIN 4096u /* entries are whole pages */
 
 /* Refuses and returns -UCM_WIRE_INVALID. */
 #define REFUSE(e, ...) ucm_error_set(e, UCM_WIRE_INVALID, __VA_ARGS__)
@@ -435,17 +435,17 @@ int staging_check(const struct msg_ring_register *m, int *fds, uint32_t n_fds,
 {
     struct device_staging *s;
 
-    if (m->slice_bytes % SLICE_GRAIN != 0)
-        return REFUSE(e, "slice_bytes: %" PRIu64 "; a multiple of %u is right", m->slice_bytes,
-                      SLICE_GRAIN);
+    if (m->entry_bytes % ENTRY_GRAIN != 0)
+        return REFUSE(e, "entry_bytes: %" PRIu64 "; a multiple of %u is right", m->entry_bytes,
+                      ENTRY_GRAIN);
     if (m->fd >= n_fds || fds[m->fd] < 0)
         return REFUSE(e, "fd: %" PRIu64 "; %u descriptors came with the request", m->fd, n_fds);
     s = calloc(1, sizeof(*s));
     if (!s)
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a ring");
     s->offset = m->offset;
-    s->slice_bytes = m->slice_bytes;
-    s->slices = (uint32_t)m->slices;
+    s->entry_bytes = m->entry_bytes;
+    s->entries = (uint32_t)m->entries;
     s->fd = fds[m->fd];
     fds[m->fd] = -1;
     memcpy(s->ipc, m->ipc.p, sizeof(s->ipc));

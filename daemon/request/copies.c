@@ -287,7 +287,7 @@ bool job_submit(struct copy_batch *b, struct device_job *job,
     struct device *device = c->region->region->device;
 
     /* Slots are handed out in the reverse of the order in which they were freed. Sorted, neighbours
-     * become one run of the copy to the worker's slices, where blocks may come in any order. The
+     * become one run of the copy to the worker's entries, where blocks may come in any order. The
      * batch's items stay: they are looked at when all of them end alike. */
     if (c->step == 0 && c->region->region->ring_region != 0 && !b->shifts)
         device_job_sort(job);
@@ -300,7 +300,8 @@ bool job_submit(struct copy_batch *b, struct device_job *job,
     if (!transfer_large(&c->w) && c->w.priority < TRANSFER_PRIORITY_MAX)
         job->priority++;
     job->beside = c->beside;
-    /* One fragment a slot is too narrow for slices; but beside others only a companion decodes. */
+    /* One fragment a slot is too narrow for entries; but beside others only a copy agent
+     * decodes. */
     job->straight = c->step > 0 && !job->converts;
     job->done_cb = done_cb;
     if (device->ops->submit(device, job) != 0)

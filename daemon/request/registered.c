@@ -399,7 +399,7 @@ int method_ring_register(struct call *call)
     if (rc == 0)
         rc = taken_take(
             call, r,
-            (const uint64_t[]){2, m->offset + m->slice_bytes * m->slices, 0, 0, call->n_fds});
+            (const uint64_t[]){2, m->offset + m->entry_bytes * m->entries, 0, 0, call->n_fds});
     if (rc != 0) {
         registered_free(r);
         return rc;

@@ -1,7 +1,7 @@
 /* The CUDA form of the encodings: kernels that encode a dump's pages into encoded tensors and decode
  * a load's encoded tensors into pages, block by block and plane by plane as copy.cu walks them. The
- * encoded side is a slot in pinned memory or an item of a slice in the GPU's own; the raw side is a
- * worker's paged KV memory. Bits equal those of ucm_encode and ucm_decode.
+ * encoded side is a slot in pinned memory or an item of an entry in the GPU's own; the raw side is
+ * a worker's paged KV memory. Bits equal those of ucm_encode and ucm_decode.
  *
  * Promise, as copy.h's: of the given items and planes a kernel touches only [slot + slot_offset, +
  * bytes) and [base + block * stride, + the tensor's raw bytes). Any bytes decode to something.

@@ -7,7 +7,7 @@
 
 _Static_assert(sizeof(struct ucm_staging_words) <= UCM_STAGING_PAGE, "the words fit one page");
 _Static_assert(sizeof(struct ucm_staging) % UCM_STAGING_PAGE == 0, "whole pages");
-_Static_assert(sizeof(struct ucm_staging_slice) == 64, "each slice has its own cache line");
+_Static_assert(sizeof(struct ucm_staging_entry) == 64, "each entry has its own cache line");
 
 static uint64_t state_of(uint32_t tag, enum ucm_staging_phase phase)
 {
@@ -22,18 +22,18 @@ void ucm_staging_wake(struct ucm_staging *staging)
         (void)syscall(SYS_futex, &staging->words.bell, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
-void ucm_staging_post(struct ucm_staging *staging, uint32_t slice, uint32_t tag)
+void ucm_staging_post(struct ucm_staging *staging, uint32_t entry, uint32_t tag)
 {
-    atomic_store(&staging->words.slices[slice].state, state_of(tag, STAGING_POSTED));
+    atomic_store(&staging->words.entries[entry].state, state_of(tag, STAGING_POSTED));
     ucm_staging_wake(staging);
 }
 
-bool ucm_staging_move(struct ucm_staging *staging, uint32_t slice, uint32_t tag,
+bool ucm_staging_move(struct ucm_staging *staging, uint32_t entry, uint32_t tag,
                       enum ucm_staging_phase from, enum ucm_staging_phase to)
 {
     uint64_t expected = state_of(tag, from);
 
-    return atomic_compare_exchange_strong(&staging->words.slices[slice].state, &expected,
+    return atomic_compare_exchange_strong(&staging->words.entries[entry].state, &expected,
                                           state_of(tag, to));
 }
 
@@ -60,8 +60,8 @@ static uint64_t clock_ms(void)
 /* Revokes what is posted; true when nothing is claimed. */
 static bool settled(struct ucm_staging *staging)
 {
-    for (uint32_t i = 0; i < UCM_MAX_SLICES; i++) {
-        uint64_t state = atomic_load(&staging->words.slices[i].state);
+    for (uint32_t i = 0; i < UCM_MAX_STAGING_ENTRIES; i++) {
+        uint64_t state = atomic_load(&staging->words.entries[i].state);
         enum ucm_staging_phase phase = ucm_staging_phase_of(state);
 
         if (phase == STAGING_CLAIMED ||
@@ -72,7 +72,7 @@ static bool settled(struct ucm_staging *staging)
     return true;
 }
 
-/* The companion reads `dead` again after each claim: an order that settled() does not see claimed
+/* The copy agent reads `dead` again after each claim: an order that settled() does not see claimed
  * never begins. */
 bool ucm_staging_abandon(struct ucm_staging *staging, unsigned timeout_ms)
 {
@@ -89,7 +89,7 @@ bool ucm_staging_abandon(struct ucm_staging *staging, unsigned timeout_ms)
     return true;
 }
 
-bool ucm_staging_order_sound(const struct ucm_staging_order *order, uint64_t slice_bytes,
+bool ucm_staging_order_sound(const struct ucm_staging_order *order, uint64_t entry_bytes,
                              uint32_t blocks, uint32_t planes,
                              uint32_t (*fragment)(const void *ctx, uint32_t plane), const void *ctx,
                              uint64_t *item_bytes)
@@ -102,7 +102,7 @@ bool ucm_staging_order_sound(const struct ucm_staging_order *order, uint64_t sli
         return false;
     for (uint32_t p = 0; p < order->n_planes; p++)
         bytes += fragment(ctx, order->first_plane + p);
-    if (ucm_staging_pitch(bytes) > slice_bytes / order->n_items)
+    if (ucm_staging_pitch(bytes) > entry_bytes / order->n_items)
         return false;
     for (uint32_t i = 0; i < order->n_items; i++)
         if (order->blocks[i] >= blocks)

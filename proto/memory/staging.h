@@ -1,19 +1,19 @@
-/* The memory that the daemon and a worker's CUDA companion share to move copies through a staging
- * ring: slices of the worker's GPU memory. The worker creates it (a sealed memfd, a new one for
+/* The memory that the daemon and a worker's CUDA copy agent share to move copies through a staging
+ * ring: entries of the worker's GPU memory. The worker creates it (a sealed memfd, a new one for
  * every ring.register) and sends it; both map it. docs/design/mappings.md, "Staging rings",
  * describes it.
  *
- * Each slice has an order and one state word. The daemon writes the order and posts it. The
- * companion claims the order, moves the slice with one kernel and says done, or refuses. The daemon
- * may revoke an order that nobody has claimed. A load's bytes are in the slice before its order is
- * posted; the daemon fetches a dump's bytes after done. So no GPU work of one side ever waits for
- * the other side: a process that dies or hangs leaves only a word behind.
+ * Each entry has an order and one state word. The daemon writes the order and posts it. The
+ * copy agent claims the order, moves the entry with one kernel and says done, or refuses. The
+ * daemon may revoke an order that nobody has claimed. A load's bytes are in the entry before its
+ * order is posted; the daemon fetches a dump's bytes after done. So no GPU work of one side ever
+ * waits for the other side: a process that dies or hangs leaves only a word behind.
  *
  * Promises:
  * - Of claimed and revoked only one happens, whatever the two processes do when.
  * - A tag names one order of one registration.
  * - Neither side uses anything that the other may write as an address or a length unchecked: the
- *   daemon reads only state words, the companion checks a copy of every order against its own
+ *   daemon reads only state words, the copy agent checks a copy of every order against its own
  *   registration.
  * Threads: one on each side, and whichever abandons the ring. */
 #ifndef UCM_PROTO_STAGING_H
@@ -27,18 +27,18 @@
 
 #define UCM_STAGING_ITEMS 4096 /* blocks of one order */
 #define UCM_STAGING_PAGE 4096  /* bytes of the words */
-#define UCM_STAGING_ALIGN 16u  /* items begin at multiples of this in a slice */
+#define UCM_STAGING_ALIGN 16u  /* items begin at multiples of this in an entry */
 
 enum ucm_staging_phase {
     STAGING_FREE = 0,
     STAGING_POSTED = 1,  /* by the daemon */
-    STAGING_CLAIMED = 2, /* by the companion: done or refused will follow */
-    STAGING_DONE = 3,    /* by the companion: the slice was moved */
-    STAGING_REFUSED = 4, /* by the companion: it did nothing */
+    STAGING_CLAIMED = 2, /* by the copy agent: done or refused will follow */
+    STAGING_DONE = 3,    /* by the copy agent: the entry was moved */
+    STAGING_REFUSED = 4, /* by the copy agent: it did nothing */
     STAGING_REVOKED = 5, /* by the daemon or client library: too slow, or the connection broke */
 };
 
-struct ucm_staging_slice {
+struct ucm_staging_entry {
     _Atomic uint64_t state; /* tag << 8 | phase */
     uint8_t unused[56];
 };
@@ -67,13 +67,13 @@ struct ucm_staging_words {
     _Atomic uint32_t generation; /* of this registration, 1 to 4095; by the daemon */
     _Atomic uint32_t dead;       /* not 0: no kernel may begin any more; by either */
     _Atomic uint32_t bell;       /* counts posts; a futex */
-    _Atomic uint32_t asleep;     /* not 0: the companion waits for the bell */
+    _Atomic uint32_t asleep;     /* not 0: the copy agent waits for the bell */
     _Atomic uint32_t soon;       /* not 0: orders are near, sleep lightly; by the daemon */
-    /* Bits of UCM_STAGING_KNOWS_, by the companion: an older one would move such an order's items
+    /* Bits of UCM_STAGING_KNOWS_, by the copy agent: an older one would move such an order's items
      * as they are, so it gets none. */
     _Atomic uint32_t knows;
     uint8_t unused[40];
-    struct ucm_staging_slice slices[UCM_MAX_SLICES];
+    struct ucm_staging_entry entries[UCM_MAX_STAGING_ENTRIES];
 };
 
 struct ucm_staging {
@@ -81,9 +81,9 @@ struct ucm_staging {
         struct ucm_staging_words words;
         uint8_t page[UCM_STAGING_PAGE];
     };
-    struct ucm_staging_order orders[UCM_MAX_SLICES];
+    struct ucm_staging_order orders[UCM_MAX_STAGING_ENTRIES];
     uint8_t padding[UCM_STAGING_PAGE -
-                    sizeof(struct ucm_staging_order) * UCM_MAX_SLICES % UCM_STAGING_PAGE];
+                    sizeof(struct ucm_staging_order) * UCM_MAX_STAGING_ENTRIES % UCM_STAGING_PAGE];
 };
 
 /* A tag: the registration's generation above the number of the order. Never 0. */
@@ -113,29 +113,29 @@ static inline enum ucm_staging_phase ucm_staging_phase_of(uint64_t state)
     return (enum ucm_staging_phase)(state & 0xff);
 }
 
-/* Bytes from an item to the next in a slice. */
+/* Bytes from an item to the next in an entry. */
 static inline uint64_t ucm_staging_pitch(uint64_t item_bytes)
 {
     return (item_bytes + UCM_STAGING_ALIGN - 1) / UCM_STAGING_ALIGN * UCM_STAGING_ALIGN;
 }
 
-/* Daemon: posts the slice's order, which is written. Wakes a sleeping companion. */
-void ucm_staging_post(struct ucm_staging *staging, uint32_t slice, uint32_t tag);
+/* Daemon: posts the entry's order, which is written. Wakes a sleeping copy agent. */
+void ucm_staging_post(struct ucm_staging *staging, uint32_t entry, uint32_t tag);
 /* Either side: takes an order from one phase to another. false: it is not in phase `from`. */
-bool ucm_staging_move(struct ucm_staging *staging, uint32_t slice, uint32_t tag,
+bool ucm_staging_move(struct ucm_staging *staging, uint32_t entry, uint32_t tag,
                       enum ucm_staging_phase from, enum ucm_staging_phase to);
-/* Companion: sleeps for at most timeout_ms, or until the bell differs from `bell`, which the caller
- * read before it looked for orders. */
+/* Copy agent: sleeps for at most timeout_ms, or until the bell differs from `bell`, which the
+ * caller read before it looked for orders. */
 void ucm_staging_sleep(struct ucm_staging *staging, uint32_t bell, unsigned timeout_ms);
 void ucm_staging_wake(struct ucm_staging *staging);
 /* Client library, after its connection broke: revokes every posted order, so that none is claimed
  * any more, and waits for the claimed ones to end. false: timeout_ms passed before that. */
 bool ucm_staging_abandon(struct ucm_staging *staging, unsigned timeout_ms);
 
-/* Companion: does the order fit a slice of slice_bytes, and a region with so many blocks and
+/* Copy agent: does the order fit an entry of entry_bytes, and a region with so many blocks and
  * planes? `order` is a copy that the other side can't change. fragment(ctx, plane) returns a
  * plane's bytes. *item_bytes: of one item. */
-bool ucm_staging_order_sound(const struct ucm_staging_order *order, uint64_t slice_bytes,
+bool ucm_staging_order_sound(const struct ucm_staging_order *order, uint64_t entry_bytes,
                              uint32_t blocks, uint32_t planes,
                              uint32_t (*fragment)(const void *ctx, uint32_t plane), const void *ctx,
                              uint64_t *item_bytes);

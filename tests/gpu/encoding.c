@@ -182,7 +182,7 @@ static void same(const struct rig *r, const char *what, const uint8_t *is, const
           "%s, encoding %u, dtype %u, %u x %u x %u, order %u, axis %u, run %u, pages shifted by "
           "%u, %s: byte %zu of %zu is %02x, not %02x",
           what, r->spec.encoding, r->spec.dtype, s->tokens, s->heads, s->dim, s->order,
-          r->spec.axis, r->spec.run, r->shift, r->pinned ? "slots of the host" : "a slice", at, n,
+          r->spec.axis, r->spec.run, r->shift, r->pinned ? "slots of the host" : "an entry", at, n,
           at < n ? is[at] : 0, at < n ? should[at] : 0);
 }
 

@@ -7,7 +7,7 @@ check-gpu: setup-build ## the tests that need an NVIDIA GPU and nvcc
 
 ifneq ($(HAVE_CUDA),)
 # Tests of the device module on a GPU, with workers written in CUDA.
-GPU_SRC    := client/cuda/companion.c client/cuda/companion_encoding.c client/cuda/companion_rope.c client/cuda/context.c tests/gpu/worker_staging.c
+GPU_SRC    := client/cuda/copy_agent.c client/cuda/copy_agent_encoding.c client/cuda/copy_agent_rope.c client/cuda/context.c tests/gpu/worker_staging.c
 GPU_OBJ    := $(GPU_SRC:%.c=$O/obj/%.o) $O/libucmdaemon.a
 GPU_TESTS  := $(patsubst tests/gpu/%.c,$O/gpu/%,$(wildcard tests/gpu/test_*.c))
 
@@ -63,9 +63,9 @@ $O/gpu/test_decode: $(DECODE_TEST_OBJ) $(ATTEND_OBJ) $O/libucmclient_cuda.a $O/l
 	$(call say,LINK)
 	$(Q)$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
 GPU_TESTS += $O/gpu/test_sparse $O/gpu/test_encoding $O/gpu/test_rope $O/gpu/test_entries $O/gpu/test_attend $O/gpu/test_decode
-# Companions for Python tests that speak the protocol by themselves.
-GPU_COMPANIONS := $O/gpu/companions.so
-$(GPU_COMPANIONS): $O/obj/tests/gpu/companions.o $O/libucmclient_cuda.a $O/libucmclient.a
+# CopyAgents for Python tests that speak the protocol by themselves.
+GPU_COPY_AGENTS := $O/gpu/copy_agents.so
+$(GPU_COPY_AGENTS): $O/obj/tests/gpu/copy_agents.o $O/libucmclient_cuda.a $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
@@ -83,13 +83,13 @@ $O/gpu/ucmd-backend-directory: $(call obj,$(wildcard daemon/backend/directory/*.
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $(BESIDE) $^ -lmsgpackc -o $@
-gpu-bundle: $(BINS) $(GPU_DAEMON) $(GPU_TESTS) $(GPU_COMPANIONS) $(LIBS) $O/portable/libucmclient.so.0 $O/encoding_kernels.so
+gpu-bundle: $(BINS) $(GPU_DAEMON) $(GPU_TESTS) $(GPU_COPY_AGENTS) $(LIBS) $O/portable/libucmclient.so.0 $O/encoding_kernels.so
 	rm -rf $O/gpu/python
 	@mkdir -p $O/gpu/lib $O/gpu/python/client $O/gpu/python/tests/integration $O/gpu/python/tests/engines
 	cp -r client/python $O/gpu/python/client
 	cp $O/portable/libucmclient.so.0 $(PORTABLE_CUDA) $O/gpu/python/client/python/ucmclient
 	cp -r tests/engines/vllm $O/gpu/python/tests/engines
-	cp $(addprefix tests/integration/,daemon.py vllm_case.py vllm_paths.py test_vllm_connector.py test_vllm_trouble.py test_vllm_companion.py cuda_paths.py fake_tensor.py fake_source.py test_sparse_cuda.py test_decode_cuda.py test_decode_gpu.py second_client.py encoding_case.py encoding_gpu.py test_encoding.py test_encoding_life.py test_encoding_hostile.py test_forms.py) $O/gpu/python/tests/integration
+	cp $(addprefix tests/integration/,daemon.py vllm_case.py vllm_paths.py test_vllm_connector.py test_vllm_trouble.py test_vllm_copy_agent.py cuda_paths.py fake_tensor.py fake_source.py test_sparse_cuda.py test_decode_cuda.py test_decode_gpu.py second_client.py encoding_case.py encoding_gpu.py test_encoding.py test_encoding_life.py test_encoding_hostile.py test_forms.py) $O/gpu/python/tests/integration
 	@mkdir -p $O/gpu/python/docs
 	cp docs/protocol.md docs/methods.md $O/gpu/python/docs
 	cp $O/encoding_kernels.so $O/gpu
@@ -104,7 +104,7 @@ gpu-bundle: $(BINS) $(GPU_DAEMON) $(GPU_TESTS) $(GPU_COMPANIONS) $(LIBS) $O/port
 	ldd $(GPU_TESTS) $(BINS) | awk '/=> \// {print $$3}' | sort -u | \
 	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s|libcuda|ld-linux[^/]*)\.so' | \
 	    xargs -I '{}' cp -L '{}' $O/gpu/lib
-gpu-tests: $(GPU_TESTS) $(GPU_COMPANIONS)
+gpu-tests: $(GPU_TESTS) $(GPU_COPY_AGENTS)
 .PHONY: gpu-bundle gpu-tests
 
 endif

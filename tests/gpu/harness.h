@@ -62,7 +62,7 @@ bool device_use(struct test_device *t, const uint8_t uuid[UCM_UUID_BYTES]);
 
 struct ucm_staging;
 
-/* What the device shares with the worker's companion; NULL: it has none. UCM_TEST_STRATEGY=staged
+/* What the device shares with the worker's copy agent; NULL: it has none. UCM_TEST_STRATEGY=staged
  * and auto+ring give every worker one, with its first region. */
 struct ucm_staging *ring_words(const struct test_worker *w);
 void ring_shut(struct test_device *t, const struct test_worker *w);

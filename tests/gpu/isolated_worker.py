@@ -15,7 +15,7 @@ from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "client/python"))
 
-from ucmclient import Client, Companion, Identity, MemoryKind, Plane, Status, UcmError  # noqa: E402
+from ucmclient import Client, CopyAgent, Identity, MemoryKind, Plane, Status, UcmError  # noqa: E402
 from ucmclient.memory import cuda_allocation, gpu_uuid  # noqa: E402
 
 PATIENCE_S = 30
@@ -153,8 +153,8 @@ class Worker:
         """The region needs no handle, the ring does."""
         address = create()
         memory, base, gpu = cuda_allocation(address)
-        with self.patiently(lambda: Companion(self.client, gpu)) as companion:
-            region = companion.register(self.ns, [memory], self.planes(), [base], blocks=BLOCKS)
+        with self.patiently(lambda: CopyAgent(self.client, gpu)) as copy_agent:
+            region = copy_agent.register(self.ns, [memory], self.planes(), [base], blocks=BLOCKS)
             self.round_trip("ring", region, address)
 
 

@@ -27,10 +27,10 @@ for program in ucmd ucmctl; do
 done
 python() {
     env -u LD_LIBRARY_PATH -u UCMCLIENT_LIB -u UCMCLIENT_CUDA_LIB UCMD="$here/bin/ucmd" UCMCTL="$here/bin/ucmctl" PYTHONHASHSEED=0 UCM_VLLM_GPU=1 \
-        UCM_TEST_CUDA=required UCM_ENCODING_KERNELS="$here/encoding_kernels.so" UCM_COMPANIONS="$here/companions.so" python3 -B "$@"
+        UCM_TEST_CUDA=required UCM_ENCODING_KERNELS="$here/encoding_kernels.so" UCM_COPY_AGENTS="$here/copy_agents.so" python3 -B "$@"
 }
 if python -c 'import numpy, torch; assert torch.cuda.is_available()' 2>/dev/null; then
-    for test in connector trouble companion; do
+    for test in connector trouble copy_agent; do
         echo "== the vLLM connector, test_vllm_$test"
         python "$here/python/tests/integration/test_vllm_$test.py" || status=1
     done
@@ -38,7 +38,7 @@ if python -c 'import numpy, torch; assert torch.cuda.is_available()' 2>/dev/null
         echo "== ucmclient.$test.cuda, test_${test}_cuda"
         python "$here/python/tests/integration/test_${test}_cuda.py" || status=1
     done
-    echo '== loads that turn K, through a daemon and a companion'
+    echo '== loads that turn K, through a daemon and a copy_agent'
     python "$here/python/tests/gpu/shifted.py" || status=1
     echo '== GpuDecoder and a daemon, test_decode_gpu'
     python "$here/python/tests/integration/test_decode_gpu.py" || status=1

@@ -136,7 +136,7 @@ static void evict_from_dram(struct ucm_client *c)
     }
 }
 
-/* Do stats say that a device moved bytes through slices? */
+/* Do stats say that a device moved bytes through entries? */
 static bool staged_moved(struct ucm_client *c)
 {
     static const char name[] = "staged_bytes";
@@ -156,7 +156,7 @@ static bool staged_moved(struct ucm_client *c)
     return moved;
 }
 
-/* A worker's GPU is full when its companion claims orders of encoded blocks, so they can't be done, and it dies. */
+/* A worker's GPU is full when its copy agent claims orders of encoded blocks, so they can't be done, and it dies. */
 static void test_dies_with_claimed_orders(void)
 {
     char said[16] = "";
@@ -166,7 +166,7 @@ static void test_dies_with_claimed_orders(void)
     beside = role_start("encoded-hangs", NULL);
     victim = role_start("encoded-dies", &out);
     check(read(out, said, sizeof(said)) > 0 && strncmp(said, "claimed", 7) == 0,
-          "a worker dies when its companion has claimed encoded dumps and loads");
+          "a worker dies when its copy agent has claimed encoded dumps and loads");
     check(waitpid(victim, &status, 0) == victim && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL,
           "and does nothing after that");
     close(out);
@@ -251,7 +251,7 @@ static int test_main(void)
     check(now_s() - start < 5 && after + (64u << 20) > before, "its GPU memory is free in 5 s");
     check(victim_hits(c) == 0, "nothing of its dump is found");
     check(role_ends(role_start("consume", NULL)), "the daemon serves on, bit for bit");
-    check(staged_moved(c) == staged(), staged() ? "through the workers' companions" : "and through no ring");
+    check(staged_moved(c) == staged(), staged() ? "through the workers' copy agents" : "and through no ring");
     evict_from_dram(c);
     check(role_ends(role_start("consume", NULL)), "the same from NVMe, bit for bit");
     test_daemon_killed(c);

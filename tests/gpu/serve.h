@@ -17,7 +17,7 @@ struct worker {
     struct ucm_namespace *base; /* of blocks as they are */
     struct ucm_namespace *ns;   /* the region's: base, or one of encoded blocks */
     struct ucm_region *region;
-    struct ucm_cuda *cuda; /* the companion, where copies shall be staged */
+    struct ucm_cuda *cuda; /* the copy agent, where copies shall be staged */
     unsigned *kv;
     cudaStream_t stream;
     cudaEvent_t event;
@@ -50,9 +50,9 @@ void worker_unregister(struct worker *w);
 struct ucm_transfer transfer(std::vector<uint8_t> &keys, std::vector<uint32_t> &blocks,
                              unsigned first, unsigned n, bool reversed);
 void key_make(unsigned number, uint8_t *out);
-/* Of the test's strategy: does a worker have a companion; do copies go through its ring; does the daemon's planner decide
+/* Of the test's strategy: does a worker have a copy agent; do copies go through its ring; does the daemon's planner decide
  * whether raw ones do? */
-bool companion(void);
+bool copy_agent(void);
 bool staged(void);
 bool plans(void);
 /* serve_ring.c: how many orders of the process's ring are claimed; direction 0: of loads, 1: of dumps. */

@@ -251,7 +251,7 @@ int role_encoded_hangs(void)
 
 #define ORPHANS 25000u /* first of the blocks that encoded-dies dumps */
 
-/* Fills the GPU with a kernel of its own, so that the companion's never begin, and dies when orders of a dump and
+/* Fills the GPU with a kernel of its own, so that the copy agent's never begin, and dies when orders of a dump and
  * of a load are claimed. */
 int role_encoded_dies(void)
 {

@@ -27,8 +27,8 @@ unsigned ring_claimed(unsigned direction)
     const struct ucm_staging *ring = ring_find();
     unsigned n = 0;
 
-    for (unsigned i = 0; ring && i < UCM_MAX_SLICES; i++)
-        n += ucm_staging_phase_of(atomic_load(&ring->words.slices[i].state)) == STAGING_CLAIMED &&
+    for (unsigned i = 0; ring && i < UCM_MAX_STAGING_ENTRIES; i++)
+        n += ucm_staging_phase_of(atomic_load(&ring->words.entries[i].state)) == STAGING_CLAIMED &&
              ring->orders[i].direction == direction;
     return n;
 }

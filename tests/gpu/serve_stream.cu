@@ -63,7 +63,7 @@ static void streamer_open(struct streamer *s)
     s->cuda = s->w.cuda;
     need(cudaGetDeviceProperties(&prop, 0) == cudaSuccess, "properties");
     if (!s->cuda)
-        need_cuda(ucm_cuda_open(s->w.client, (const uint8_t *)prop.uuid.bytes, NULL, 30000, &s->cuda), "companion");
+        need_cuda(ucm_cuda_open(s->w.client, (const uint8_t *)prop.uuid.bytes, NULL, 30000, &s->cuda), "copy_agent");
     need(cudaMallocHost(&s->differ, FLIGHT * sizeof(*s->differ)) == cudaSuccess, "cudaMallocHost");
     memset(s->differ, 0, FLIGHT * sizeof(*s->differ));
     /* Loaded lazily behind a stream that waits, it would hold up this thread. */
@@ -115,7 +115,7 @@ int role_consume_stream(void)
     fprintf(stderr, "     loads behind stream waits: enqueued in %.0f us, done after %.0f us, %u words differ\n",
             enqueued_s / ROUNDS * 1e6, done_s / ROUNDS * 1e6, differ);
     if (s.cuda != s.w.cuda)
-        need_cuda(ucm_cuda_close(s.cuda, -1), "the waits' companion closes");
+        need_cuda(ucm_cuda_close(s.cuda, -1), "the waits' copy agent closes");
     worker_close(&s.w);
     need(cudaFreeHost(s.differ) == cudaSuccess, "cudaFreeHost");
     return differ ? 1 : 0;
@@ -157,7 +157,7 @@ int role_stream_orphan(void)
     need(rc != 0, "the last one failed");
     rc = s.w.cuda ? ucm_cuda_region_unregister(s.cuda, s.w.region, -1) : ucm_region_unregister(s.w.region, -1);
     need(rc == -UCM_EDISCONNECTED, "nobody is there to unregister at");
-    need_cuda(ucm_cuda_close(s.cuda, -1), "the companion closes");
+    need_cuda(ucm_cuda_close(s.cuda, -1), "the copy agent closes");
     ucm_close(s.w.client);
     return 0;
 }

@@ -74,7 +74,7 @@ bool staged(void)
 }
 
 /* With dma+ring it has nothing to do. */
-bool companion(void)
+bool copy_agent(void)
 {
     return staged() || strategy_is("dma+ring");
 }
@@ -102,7 +102,7 @@ static int region_register(struct worker *w, const struct ucm_region_spec *spec)
     uint64_t address = (uint64_t)w->kv;
     int rc = 0;
 
-    if (!companion())
+    if (!copy_agent())
         return ucm_region_register(w->ns, spec, 30000, &w->region);
     if (!w->cuda)
         rc = ucm_cuda_open(w->client, spec->gpu, NULL, 30000, &w->cuda);
@@ -202,7 +202,7 @@ void worker_open(struct worker *w)
 void worker_close(struct worker *w)
 {
     worker_unregister(w);
-    need(ucm_cuda_close(w->cuda, -1) == 0, "companion closes");
+    need(ucm_cuda_close(w->cuda, -1) == 0, "copy agent closes");
     ucm_namespace_close(w->base);
     ucm_close(w->client);
     need(cudaFree(w->kv) == cudaSuccess, "cudaFree");

@@ -3,8 +3,8 @@
 
 shifted.py [staged|sm|dma|auto]
 
-Each case stores random blocks and loads them as they are and re-rotated, without a companion ("straight": by the daemon's own kernel) and with
-one. The word is the daemon's copy.strategy. $UCMD is the daemon, $UCMCLIENT_LIB the library, $UCMCLIENT_CUDA_LIB the companion's. Needs
+Each case stores random blocks and loads them as they are and re-rotated, without a copy agent ("straight": by the daemon's own kernel) and with
+one. The word is the daemon's copy.strategy. $UCMD is the daemon, $UCMCLIENT_LIB the library, $UCMCLIENT_CUDA_LIB the copy agent's. Needs
 PyTorch with CUDA. Exit status: 0 when all bits are equal."""
 
 import os
@@ -33,7 +33,7 @@ ELEMENT = {"bf16": 2, "f16": 2, "fp8_e4m3": 1}
 class Case:
     """Memory for some blocks, on the GPU and in host memory, in a namespace of its own."""
 
-    def __init__(self, client, companion, name, encoding=None):
+    def __init__(self, client, copy_agent, name, encoding=None):
         import torch
         from ucmclient import Identity, Plane, Rope, SharedMemory
         from ucmclient.memory import cuda_allocation
@@ -59,7 +59,7 @@ class Case:
         memory, base, uuid = cuda_allocation(self.gpu.data_ptr())
         there = planes(self.gpu.data_ptr() - base)
         self.straight = self.ns.register([memory], there, blocks=self.blocks, gpu=uuid, rope=rope, timeout=60)
-        self.staged = companion.register(self.ns, [memory], there, [base], blocks=self.blocks, rope=rope, timeout=60)
+        self.staged = copy_agent.register(self.ns, [memory], there, [base], blocks=self.blocks, rope=rope, timeout=60)
         self.host = SharedMemory(bytes_)
         self.cpu = self.ns.register([self.host.memory()], planes(0), blocks=self.blocks, rope=rope, timeout=60)
         draw = random.Random(name)
@@ -105,22 +105,22 @@ class Case:
 
 def main():
     import torch
-    from ucmclient import Client, Companion
+    from ucmclient import Client, CopyAgent
     from ucmclient.memory import gpu_uuid
 
     torch.zeros(1, device="cuda")
     strategy, failed = sys.argv[1] if len(sys.argv) > 1 else "staged", False
     daemon = Daemon(nvme=False, **{"arena.size": "4GiB", "arena.slab": "64MiB", "device.cuda": "required", "copy.strategy": strategy})
     client = Client(daemon.socket, "shifted")
-    companion = Companion(client, gpu_uuid(0), timeout=60)
+    copy_agent = CopyAgent(client, gpu_uuid(0), timeout=60)
     for name, encoding in [*((name, None) for name in CASES), (next(iter(CASES)), "fp8")]:
-        case = Case(client, companion, name, encoding)
+        case = Case(client, copy_agent, name, encoding)
         case.store(encoding is not None)
         wrong = case.wrong()
         case.close()
         print(f"{name}, {encoding}: {'WRONG: ' + ', '.join(wrong) if wrong else 'same'}", flush=True)
         failed |= bool(wrong)
-    companion.close()
+    copy_agent.close()
     client.close()
     daemon.stop()
     sys.exit(failed)

@@ -94,16 +94,17 @@ static CUresult memory_close(const struct opened *o)
 }
 
 /* initcheck sees what this process writes: neither what the worker's kernels gather, nor what a
- * batch of the driver's copies. So slices are cleared here once, where the device has them mapped.
+ * batch of the driver's copies. So entries are cleared here once, where the device has them mapped.
  */
-static CUresult slices_clear(const struct test_device *t, const struct ring_of *of)
+static CUresult entries_clear(const struct test_device *t, const struct ring_of *of)
 {
     struct opened o;
     CUresult r = memory_open(t, of->ring.ipc, &o), closed;
 
     if (r != CUDA_SUCCESS)
         return r;
-    r = cuda.cuMemsetD8Async(o.at + of->ring.offset, 0, STAGING_SLICES * STAGING_SLICE_BYTES, NULL);
+    r = cuda.cuMemsetD8Async(o.at + of->ring.offset, 0, STAGING_ENTRIES * STAGING_ENTRY_BYTES,
+                             NULL);
     if (r == CUDA_SUCCESS)
         r = cuda.cuStreamSynchronize(NULL);
     closed = memory_close(&o);
@@ -155,14 +156,14 @@ static void ring_open(struct test_device *t, struct ring_of *of)
     of->ring = (struct device_staging){.pid = w->pid,
                                        .connection = (uint64_t)w->pid,
                                        .offset = w->reply.value,
-                                       .slice_bytes = STAGING_SLICE_BYTES,
-                                       .slices = STAGING_SLICES,
+                                       .entry_bytes = STAGING_ENTRY_BYTES,
+                                       .entries = STAGING_ENTRIES,
                                        .fd = w->fd};
     memcpy(of->ring.ipc, w->reply.handle, sizeof(of->ring.ipc));
     memcpy(of->ring.proof.nonce, test_nonce, sizeof(test_nonce));
     w->fd = -1;
     if (CHECK(ring_job(t, DEVICE_OPEN, &of->ring) == 0, "its ring opens") &&
-        CHECK(slices_clear(t, of) == CUDA_SUCCESS, "its slices are cleared"))
+        CHECK(entries_clear(t, of) == CUDA_SUCCESS, "its entries are cleared"))
         worker_do(w, WORKER_RING_SERVE, 0, 0, 0);
 }
 

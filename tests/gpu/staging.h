@@ -7,7 +7,7 @@
 
 void rings_watch(struct test_worker *w);
 void rings_close(struct test_device *t);
-/* The worker's companion gets to know the region, whose memory begins at `offset` of its
+/* The worker's copy agent gets to know the region, whose memory begins at `offset` of its
  * allocation. */
 void ring_region(struct test_device *t, struct device_region *r, uint64_t offset);
 

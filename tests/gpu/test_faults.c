@@ -341,15 +341,15 @@ static void test_killed_loading(void)
     still_sound("a worker killed during loads");
 }
 
-/* ---- slices ---- */
+/* ---- entries ---- */
 
-/* What the stopped worker's companion would have said of the turns that are posted now. */
+/* What the stopped worker's copy agent would have said of the turns that are posted now. */
 static unsigned turns_move(struct ucm_staging *ring, enum ucm_staging_phase to)
 {
     unsigned posted = 0;
 
-    for (uint32_t i = 0; i < UCM_MAX_SLICES; i++) {
-        uint64_t turn = atomic_load(&ring->words.slices[i].state);
+    for (uint32_t i = 0; i < UCM_MAX_STAGING_ENTRIES; i++) {
+        uint64_t turn = atomic_load(&ring->words.entries[i].state);
         uint32_t tag = ucm_staging_tag_of(turn);
 
         if (ucm_staging_phase_of(turn) != STAGING_POSTED)
@@ -399,12 +399,12 @@ static void killed_in(enum ucm_staging_phase phase, const char *name)
     CHECK(t.failures == 0, "and the context goes on");
 }
 
-static void test_killed_in_slices(void)
+static void test_killed_in_entries(void)
 {
     killed_in(STAGING_POSTED, "posted");
     killed_in(STAGING_CLAIMED, "claimed");
     killed_in(STAGING_DONE, "done");
-    still_sound("workers killed in their slices");
+    still_sound("workers killed in their entries");
 }
 
 static void test_faulting_worker(void)
@@ -551,7 +551,7 @@ int main(int argc, char **argv)
     test_killed();
     test_killed_loading();
     if (strategy && strcmp(strategy, "staged") == 0)
-        test_killed_in_slices();
+        test_killed_in_entries();
     test_faulting_worker();
     test_memory_freed();
     test_lost(strategy && strcmp(strategy, "sm") == 0);

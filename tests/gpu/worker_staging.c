@@ -1,20 +1,20 @@
 #include "tests/gpu/worker_staging.h"
 
-#include "client/cuda/companion.h"
+#include "client/cuda/copy_agent.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-static struct companion companion;
+static struct copy_agent copy_agent;
 static struct ucm_staging *ring;
 
 int worker_ring_make(const uint8_t uuid[16], uint8_t ipc[64], uint64_t *offset, int *fd)
 {
-    CUresult r = companion_init(&companion, uuid, STAGING_SLICE_BYTES, STAGING_SLICES);
+    CUresult r = copy_agent_init(&copy_agent, uuid, STAGING_ENTRY_BYTES, STAGING_ENTRIES);
 
     if (r == CUDA_SUCCESS)
-        r = companion_prove(&companion, test_nonce);
+        r = copy_agent_prove(&copy_agent, test_nonce);
     if (r != CUDA_SUCCESS)
         return (int)r;
     *fd = memfd_create("ring", MFD_ALLOW_SEALING);
@@ -25,14 +25,14 @@ int worker_ring_make(const uint8_t uuid[16], uint8_t ipc[64], uint64_t *offset, 
     if (ring == MAP_FAILED)
         return CUDA_ERROR_OPERATING_SYSTEM;
     for (unsigned i = 0; i < 64; i++)
-        ipc[i] = companion.ipc[i];
-    *offset = companion.offset;
+        ipc[i] = copy_agent.ipc[i];
+    *offset = copy_agent.offset;
     return 0;
 }
 
 void worker_ring_serve(void)
 {
-    companion_serve(&companion, ring);
+    copy_agent_serve(&copy_agent, ring);
 }
 
 int worker_ring_region(const struct worker_region *region, uint64_t memory, uint32_t *number)
@@ -43,6 +43,6 @@ int worker_ring_region(const struct worker_region *region, uint64_t memory, uint
         planes[i] = region->planes[i];
         planes[i].base += memory;
     }
-    return (int)companion_region_add(&companion, planes, region->n_planes, region->blocks,
-                                     (struct companion_skills){NULL, NULL}, number);
+    return (int)copy_agent_region_add(&copy_agent, planes, region->n_planes, region->blocks,
+                                      (struct copy_agent_skills){NULL, NULL}, number);
 }

@@ -1,7 +1,7 @@
 """What the tests of encoded namespaces share: engines that store KV in one form or another, and what the C reference makes of
 their bytes.
 
-$UCM_ENCODING_GPU: their pages lie on a GPU, and "straight" the daemon's kernels encode and decode, "ring" those of a companion
+$UCM_ENCODING_GPU: their pages lie on a GPU, and "straight" the daemon's kernels encode and decode, "ring" those of a copy agent
 (encoding_gpu.py). Layers are then as large as a ring wants them."""
 
 import ctypes
@@ -102,7 +102,7 @@ def register_host(client, size, **more):
 
 class Pages:
     """Blocks in a memfd, or on a GPU; K and V of a layer side by side, each a plane of its own. spec: how the namespace's blocks
-    are encoded, for a companion. ring_region: for a ring that there is not; nobody offers it."""
+    are encoded, for a copy agent. ring_region: for a ring that there is not; nobody offers it."""
 
     def __init__(self, client, ns, blocks, tensors=(TENSOR, TENSOR), layers=LAYERS, part=0, spec=None, ring_region=0):
         self.client, self.size = client, layers * sum(tensors)

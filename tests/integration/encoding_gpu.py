@@ -1,5 +1,5 @@
-"""Pages of encoding_case.py on a GPU: memory by the driver's functions, its IPC handles, and companions of
-tests/gpu/companions.c ($UCM_COMPANIONS), one for each connection.
+"""Pages of encoding_case.py on a GPU: memory by the driver's functions, its IPC handles, and copy agents of
+tests/gpu/copy agents.c ($UCM_COPY_AGENTS), one for each connection.
 
 Nothing is freed before the process ends: a daemon may have mapped it until then."""
 
@@ -8,7 +8,7 @@ import os
 from ctypes import byref, c_char, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 
 GRAIN = 2 << 20  # smaller allocations share an IPC handle
-SLICE, SLICES = 1 << 20, 4  # so that a request takes several
+ENTRY, ENTRIES = 1 << 20, 4  # so that a request takes several
 
 
 class Plane(ctypes.Structure):
@@ -65,33 +65,33 @@ class Memory:
 
 
 class Ring:
-    """A connection's companion."""
+    """A connection's copy agent."""
 
     def __init__(self, client):
-        self.lib = ctypes.CDLL(os.environ["UCM_COMPANIONS"])
-        self.lib.companions_open.restype = c_void_p
+        self.lib = ctypes.CDLL(os.environ["UCM_COPY_AGENTS"])
+        self.lib.copy_agents_open.restype = c_void_p
         ipc, offset, fd = (c_char * 64)(), c_uint64(), c_int(-1)
-        self.ring = self.lib.companions_open(DRIVER.uuid, c_uint64(SLICE), SLICES, ipc, byref(offset), byref(fd))
-        assert self.ring, "no companion"
-        rc = self.lib.companions_prove(c_void_p(self.ring), client.call("region.challenge")["nonce"])
-        assert rc == 0, f"companion: {rc}"
+        self.ring = self.lib.copy_agents_open(DRIVER.uuid, c_uint64(ENTRY), ENTRIES, ipc, byref(offset), byref(fd))
+        assert self.ring, "no copy agent"
+        rc = self.lib.copy_agents_prove(c_void_p(self.ring), client.call("region.challenge")["nonce"])
+        assert rc == 0, f"copy agent: {rc}"
         try:
-            client.call("ring.register", [fd.value], gpu=DRIVER.uuid, ipc=bytes(ipc), offset=offset.value, slice_bytes=SLICE,
-                        slices=SLICES)
+            client.call("ring.register", [fd.value], gpu=DRIVER.uuid, ipc=bytes(ipc), offset=offset.value, entry_bytes=ENTRY,
+                        entries=ENTRIES)
         finally:
             os.close(fd.value)
-        self.lib.companions_serve(c_void_p(self.ring))
+        self.lib.copy_agents_serve(c_void_p(self.ring))
 
     def add(self, memory, planes, blocks, spec):
         """The region's number in orders."""
         native = (Plane * len(planes))(*(Plane(memory.at + p["offset"], p["stride"], 0, p["block_bytes"]) for p in planes))
-        number = self.lib.companions_region(c_void_p(self.ring), native, len(planes), blocks, byref(spec) if spec else None)
+        number = self.lib.copy_agents_region(c_void_p(self.ring), native, len(planes), blocks, byref(spec) if spec else None)
         assert number > 0, number
         return number
 
 
 def register(client, size, ring, spec, planes, blocks, **more):
-    """Memory, and the number of its region. With `ring`, a region whose encoding is known, or that is not encoded, has a companion."""
+    """Memory, and the number of its region. With `ring`, a region whose encoding is known, or that is not encoded, has a copy agent."""
     memory, number = Memory(size), 0
     if ring and spec is not None:
         client.ring = getattr(client, "ring", None) or Ring(client)

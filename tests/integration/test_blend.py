@@ -354,16 +354,16 @@ class Storing(DaemonCase):
         with self.assertRaisesRegex(ValueError, "49 tokens were given, the plan is for 50"):
             self.pages.store(plan, A[:49], 0, range(3))
 
-    def test_a_companion_learns_where_k_lies(self):
+    def test_a_copy_agent_learns_where_k_lies(self):
         asked = {}
 
-        class Companion:
+        class CopyAgent:
             def register(_, ns, memory, planes, **more):
                 asked.update(more, fingerprint=ns.fingerprint)
                 return ns.register(memory, planes, blocks=more["blocks"], rope=more["rope"])
 
         rope = Rope(rows=32, dim=32, rotary=32, base=1e4)
-        pages = self.chunks.register([self.shared.memory()], self.planes, blocks=BLOCKS, rope=rope, companion=Companion(), addresses=[4096])
+        pages = self.chunks.register([self.shared.memory()], self.planes, blocks=BLOCKS, rope=rope, copy_agent=CopyAgent(), addresses=[4096])
         self.assertEqual(asked, {"blocks": BLOCKS, "rope": rope, "addresses": [4096], "fingerprint": self.chunks.fingerprint})
         pages.close()
 

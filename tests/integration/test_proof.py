@@ -152,7 +152,7 @@ class Proof(Case):
         self.owner.call("region.unregister", region=region)
 
     def test_rings(self):
-        good = {"gpu": GPU, "ipc": Memory(2 << 16).ipc, "slice_bytes": 1 << 16, "slices": 2}
+        good = {"gpu": GPU, "ipc": Memory(2 << 16).ipc, "entry_bytes": 1 << 16, "entries": 2}
         fd = memfd(139264, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         self.addCleanup(os.close, fd)
         self.assertIn("needs region.challenge", str(self.denied(self.owner.call, "ring.register", [fd], **good)))

@@ -241,7 +241,7 @@ class Requests(Case):
             "bypass": {}, "trace": {"op": 1},
             "tenant.list": {}, "tenant.set": {"tenant": "uid:7", "settings": "weight=100"}, "tenant.reset": {"tenant": "uid:7"},
             "region.unregister": {"region": region.number}, "region.challenge": {},
-            "ring.register": {"gpu": bytes(16), "ipc": bytes(64), "slice_bytes": 1 << 20, "slices": 4},
+            "ring.register": {"gpu": bytes(16), "ipc": bytes(64), "entry_bytes": 1 << 20, "entries": 4},
             "ring.unregister": {"ring": 1},
             "encoding.open": {"ns": ns, "encoding": "fp8", "dtype": "bf16", "k": [16, 1, 64], "v": [16, 1, 64]},
             "summary.open": summary, "summary.build": {"ns": derived, "keys": keys(1)}, "sequence.open": {"ns": derived},
@@ -318,13 +318,13 @@ class Requests(Case):
     def test_rings(self):
         """Without a GPU none can be made; the connection goes on, and keeps none of what came."""
         client, fd = self.client(), memfd(139264)
-        good = {"gpu": bytes(16), "ipc": bytes(64), "slice_bytes": 1 << 20, "slices": 4}
-        for change in ({}, {"slices": 8}, {"offset": 512}, {"gpu": b"\xff" * 16}):
+        good = {"gpu": bytes(16), "ipc": bytes(64), "entry_bytes": 1 << 20, "entries": 4}
+        for change in ({}, {"entries": 8}, {"offset": 512}, {"gpu": b"\xff" * 16}):
             error = self.refused(DEVICE, client.call, "ring.register", [fd], **dict(good, **change))
             self.assertRegex(str(error), "GPU")
         self.refused(DEVICE, client.call, "ring.register", [], **good)
         self.refused(DEVICE, client.call, "ring.register", [fd, fd], **good)
-        for wrong in ({"slices": 1}, {"slices": 9}, {"slice_bytes": 4096}, {"slice_bytes": 1 << 27}, {"gpu": b""},
+        for wrong in ({"entries": 1}, {"entries": 9}, {"entry_bytes": 4096}, {"entry_bytes": 1 << 27}, {"gpu": b""},
                       {"ipc": bytes(63)}, {"fd": 64}):
             self.refused(INVALID, client.call, "ring.register", [fd], **dict(good, **wrong))
         self.refused(NOT_FOUND, client.call, "ring.unregister", ring=1)

@@ -21,12 +21,12 @@ import numpy
 from client_paths import TOP  # sets the paths of the others
 import ucmclient
 
-import fake_companion
+import fake_copy_agent
 import second_client
 from daemon import Daemon, DaemonCase, until
-from ucmclient import (BlockResult, Client, Companion, CompanionMissing, Found, Identity, MemoryKind, Memory,
+from ucmclient import (BlockResult, Client, CopyAgent, CopyAgentMissing, Found, Identity, MemoryKind, Memory,
                        Nowait, Plane, SharedMemory, Status, UcmError, data_pointer)
-from ucmclient import _native, companion as companions, keys as chains
+from ucmclient import _native, copy_agent as copy_agents, keys as chains
 
 SUITE_TIMEOUT_S = 280
 LAYERS, FRAGMENT, BLOCKS = 3, 8192, 32
@@ -353,123 +353,123 @@ class Manners(Case):
         self.assertIn("UCMCLIENT_LIB", words.stderr)
 
 
-class Companions(Case):
+class CopyAgents(Case):
     """The binding of libucmclient_cuda, over one that needs no GPU; what a real one does is tests/gpu's."""
 
     GPU = bytes(range(16))
 
-    def companion(self):
+    def copy_agent(self):
         """With a namespace, memory and planes to register."""
         ns = self.client().namespace(self.identity())
         shared = SharedMemory(LAYERS * FRAGMENT * BLOCKS)
         planes = [Plane(0, layer * FRAGMENT * BLOCKS, FRAGMENT, FRAGMENT, layer) for layer in range(LAYERS)]
-        return Companion(ns.client, self.GPU), ns, shared, planes
+        return CopyAgent(ns.client, self.GPU), ns, shared, planes
 
-    def register(self, companion, ns, shared, planes):
-        return companion.register(ns, [shared.memory()], planes, [shared.address], blocks=BLOCKS)
+    def register(self, copy_agent, ns, shared, planes):
+        return copy_agent.register(ns, [shared.memory()], planes, [shared.address], blocks=BLOCKS)
 
     def test_regions_of_it_are_regions(self):
-        fake = fake_companion.Fake(self)
-        parts = self.companion()
-        with parts[0] as companion, self.register(*parts) as region:
+        fake = fake_copy_agent.Fake(self)
+        parts = self.copy_agent()
+        with parts[0] as copy_agent, self.register(*parts) as region:
             stored = self.fill(parts[2], 0)
             region.dump(key("c"), [0]).wait()
             self.assertTrue(region.load(key("c"), [7]).wait().all_ok)
             self.assertEqual(self.bytes(parts[2], 7), stored)
-        self.assertTrue(companion.closed and region.closed)
-        self.assertEqual((fake.calls(), fake.companions), ("ORUC", 0))
+        self.assertTrue(copy_agent.closed and region.closed)
+        self.assertEqual((fake.calls(), fake.copy_agents), ("ORUC", 0))
 
     def test_regions_end_before_it(self):
-        fake = fake_companion.Fake(self)
-        parts = self.companion()
+        fake = fake_copy_agent.Fake(self)
+        parts = self.copy_agent()
         regions = [self.register(*parts) for _ in range(3)]
         regions[1].unregister()
         parts[0].close()
         parts[0].close()
-        self.assertEqual((fake.calls(), fake.companions), ("ORRRUUUC", 0))
+        self.assertEqual((fake.calls(), fake.copy_agents), ("ORRRUUUC", 0))
         for region in regions:
             self.refused(Status.INVALID, region.load, key(1), [0])
         self.refused(Status.INVALID, self.register, *parts)
 
     def test_another_client_s_namespace_is_refused(self):
-        fake_companion.Fake(self)
-        companion, _, shared, planes = self.companion()
+        fake_copy_agent.Fake(self)
+        copy_agent, _, shared, planes = self.copy_agent()
         other = self.client().namespace(self.identity())
         with self.assertRaisesRegex(ValueError, "another client's"):
-            self.register(companion, other, shared, planes)
+            self.register(copy_agent, other, shared, planes)
 
     def test_a_forked_child_leaves_it_alone(self):
-        fake = fake_companion.Fake(self)
-        companion, *_ = self.companion()
+        fake = fake_copy_agent.Fake(self)
+        copy_agent, *_ = self.copy_agent()
         fake.calls()
         pid = os.fork()
         if pid == 0:
-            companion.close()
-            companion.client.close()
+            copy_agent.close()
+            copy_agent.client.close()
             os._exit(len(fake.calls()))
         self.assertEqual(os.waitpid(pid, 0)[1], 0)
-        self.assertEqual(fake.companions, 1)
+        self.assertEqual(fake.copy_agents, 1)
 
     def test_a_client_that_goes_takes_it_along(self):
-        fake = fake_companion.Fake(self)
-        companion, ns, shared, planes = parts = self.companion()
+        fake = fake_copy_agent.Fake(self)
+        copy_agent, ns, shared, planes = parts = self.copy_agent()
         region = self.register(*parts)
         ns.client.close()
-        self.assertEqual((fake.calls(), fake.companions), ("ORA", 0))
+        self.assertEqual((fake.calls(), fake.copy_agents), ("ORA", 0))
         self.refused(Status.DISCONNECTED, region.load, key(1), [0])
         self.refused(Status.DISCONNECTED, region.unregister)
         region.close()
-        companion.close()
+        copy_agent.close()
         self.refused(Status.INVALID, self.register, *parts)
         self.assertEqual(fake.calls(), "")
 
     def test_refusals_have_the_library_s_sentence(self):
-        fake = fake_companion.Fake(self)
+        fake = fake_copy_agent.Fake(self)
         fake.refuse(open=Status.NO_MEMORY)
-        error = self.refused(Status.NO_MEMORY, Companion, self.client(), self.GPU)
+        error = self.refused(Status.NO_MEMORY, CopyAgent, self.client(), self.GPU)
         self.assertIn("can't be made: out of memory", str(error))
         fake.refuse(register=Status.DEVICE)
-        parts = self.companion()
+        parts = self.copy_agent()
         self.assertIn("not of CUDA's memory", str(self.refused(Status.DEVICE, self.register, *parts)))
         fake.refuse()
-        companion, ns, shared, planes = parts
-        of_libucmclient = self.refused(Status.INVALID, companion.register, ns, [shared.memory()], [], [shared.address],
+        copy_agent, ns, shared, planes = parts
+        of_libucmclient = self.refused(Status.INVALID, copy_agent.register, ns, [shared.memory()], [], [shared.address],
                                        blocks=BLOCKS)
         self.assertIn("planes", str(of_libucmclient))
-        self.assertEqual(fake.companions, 1)
+        self.assertEqual(fake.copy_agents, 1)
 
     def test_arguments_are_checked(self):
-        fake_companion.Fake(self)
-        companion, ns, shared, planes = self.companion()
+        fake_copy_agent.Fake(self)
+        copy_agent, ns, shared, planes = self.copy_agent()
         with self.assertRaisesRegex(ValueError, "each memory needs one"):
-            companion.register(ns, [shared.memory()], planes, [], blocks=BLOCKS)
+            copy_agent.register(ns, [shared.memory()], planes, [], blocks=BLOCKS)
         with self.assertRaisesRegex(ValueError, "UUID"):
-            Companion(ns.client, b"short")
+            CopyAgent(ns.client, b"short")
         closed = self.client()
         closed.close()
-        self.refused(Status.INVALID, Companion, closed, self.GPU)
+        self.refused(Status.INVALID, CopyAgent, closed, self.GPU)
 
     def test_a_library_that_is_not_there(self):
-        with fake_companion.named("/nonexistent.so"):
-            error = self.refused(Status.UNSUPPORTED, Companion, self.client(), self.GPU)
-        self.assertIsInstance(error, CompanionMissing)
+        with fake_copy_agent.named("/nonexistent.so"):
+            error = self.refused(Status.UNSUPPORTED, CopyAgent, self.client(), self.GPU)
+        self.assertIsInstance(error, CopyAgentMissing)
         for words in ("NVIDIA's driver", "UCMCLIENT_CUDA_LIB", "/nonexistent.so"):
             self.assertIn(words, str(error))
 
     def test_a_library_of_another_version(self):
-        with fake_companion.named(_native.lib._name):
-            error = self.refused(Status.UNSUPPORTED, companions.require)
+        with fake_copy_agent.named(_native.lib._name):
+            error = self.refused(Status.UNSUPPORTED, copy_agents.require)
         self.assertIn("ucm_cuda_", str(error))
 
     def test_a_host_without_a_driver(self):
-        library = os.path.join(os.path.dirname(os.path.abspath(_native.lib._name)), companions.SONAME)
+        library = os.path.join(os.path.dirname(os.path.abspath(_native.lib._name)), copy_agents.SONAME)
         if not os.path.exists(library):
             self.skipTest("libucmclient_cuda was not built: there is no CUDA toolkit")
         try:
             ctypes.CDLL("libcuda.so.1")
         except OSError:
-            with fake_companion.named(library):
-                error = self.refused(Status.UNSUPPORTED, companions.require)
+            with fake_copy_agent.named(library):
+                error = self.refused(Status.UNSUPPORTED, copy_agents.require)
             self.assertIn("libcuda.so.1", str(error))
         else:
             self.skipTest("this host has a driver")
@@ -479,19 +479,19 @@ class Companions(Case):
             package, beside = os.path.join(directory, "package"), os.path.join(directory, "lib")
             for one in (package, beside):
                 os.mkdir(one)
-                open(os.path.join(one, companions.SONAME), "wb").close()
+                open(os.path.join(one, copy_agents.SONAME), "wb").close()
             library = type("Library", (), {"_name": os.path.join(beside, "libucmclient.so.0")})
-            with mock.patch.object(companions, "__file__", os.path.join(package, "companion.py")), \
+            with mock.patch.object(copy_agents, "__file__", os.path.join(package, "copy_agent.py")), \
                     mock.patch.object(_native, "lib", library):
                 with mock.patch.dict(os.environ):
                     os.environ.pop("UCMCLIENT_CUDA_LIB", None)
-                    self.assertEqual(companions._candidates(), [os.path.join(package, companions.SONAME),
-                                                                os.path.join(beside, companions.SONAME), companions.SONAME])
-                    os.remove(os.path.join(package, companions.SONAME))
+                    self.assertEqual(copy_agents._candidates(), [os.path.join(package, copy_agents.SONAME),
+                                                                os.path.join(beside, copy_agents.SONAME), copy_agents.SONAME])
+                    os.remove(os.path.join(package, copy_agents.SONAME))
                     library._name = "libucmclient.so.0"
-                    self.assertEqual(companions._candidates(), [companions.SONAME])
-                with fake_companion.named("/x.so"):
-                    self.assertEqual(companions._candidates(), ["/x.so"])
+                    self.assertEqual(copy_agents._candidates(), [copy_agents.SONAME])
+                with fake_copy_agent.named("/x.so"):
+                    self.assertEqual(copy_agents._candidates(), ["/x.so"])
 
 
 class Restart(Case):

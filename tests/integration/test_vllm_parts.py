@@ -23,7 +23,7 @@ from daemon import until
 from engine import BLOCK, Request
 import ucmclient
 from ucmclient import BlockResult, TableHits, PrefixHits, SharedMemory, Status, UcmError
-from ucmclient.engine.vllm import companion, identity, inputs, layout, settings
+from ucmclient.engine.vllm import copy_agent, identity, inputs, layout, settings
 from ucmclient.engine.vllm.connector import UcmConnector
 from ucmclient.engine.vllm.link import Link
 from ucmclient.engine.vllm.nvme import NvmeRate
@@ -412,16 +412,16 @@ class Moves(unittest.TestCase):
         until(lambda: half.finished() == ({"a"}, set()), "the store's end")
 
 
-class Companions(unittest.TestCase):
-    """Which workers have a companion. What it does for them is test_vllm_companion.py's."""
+class CopyAgents(unittest.TestCase):
+    """Which workers have a copy agent. What it does for them is test_vllm_copy_agent.py's."""
 
     def choice(self, setting, fragment=4096, on_gpu=True, missing=None, writes=True, **more):
         one = layout.Layout(((layout.Fragment(0, 1 << 20, 64), layout.Fragment(0, 1 << 20, fragment)),), 8, fragment, "", {})
-        with mock.patch.object(companion, "require", side_effect=missing):
-            return companion.Accompaniment(settings.Settings.parse(extra_of({"companion": setting, **more})), one, on_gpu, writes)
+        with mock.patch.object(copy_agent, "require", side_effect=missing):
+            return copy_agent.WorkerCopyAgent(settings.Settings.parse(extra_of({"copy_agent": setting, **more})), one, on_gpu, writes)
 
     def test_auto(self):
-        missing = ucmclient.CompanionMissing("tried libucmclient_cuda.so.0: no such file")
+        missing = ucmclient.CopyAgentMissing("tried libucmclient_cuda.so.0: no such file")
         for more, used, words in (({}, True, "4 KiB"), ({"fragment": (512 << 10) - 1}, True, "small fragments"),
                                   ({"chunk": 512 << 10}, False, "512 KiB"), ({"on_gpu": False}, False, "GPU"),
                                   ({"missing": missing}, False, "no such file"),
@@ -436,14 +436,14 @@ class Companions(unittest.TestCase):
 
     def test_on_is_refused_with_the_remedy(self):
         self.assertTrue(self.choice("on", fragment=1 << 20).used)
-        missing = ucmclient.CompanionMissing("tried libucmclient_cuda.so.0: no such file")
+        missing = ucmclient.CopyAgentMissing("tried libucmclient_cuda.so.0: no such file")
         for more, words in (({"on_gpu": False}, "GPU"), ({"missing": missing}, "UCMCLIENT_CUDA_LIB")):
-            with self.subTest(more), self.assertRaisesRegex(identity.Unsupported, f'companion "on".*{words}.*"auto"'):
+            with self.subTest(more), self.assertRaisesRegex(identity.Unsupported, f'copy agent "on".*{words}.*"auto"'):
                 self.choice("on", **more)
 
     def test_off(self):
-        with mock.patch.object(companion, "require", side_effect=AssertionError("it was looked for")):
-            self.assertFalse(companion.Accompaniment(settings.Settings.parse(extra_of({"companion": "off"})), None, True, True).used)
+        with mock.patch.object(copy_agent, "require", side_effect=AssertionError("it was looked for")):
+            self.assertFalse(copy_agent.WorkerCopyAgent(settings.Settings.parse(extra_of({"copy_agent": "off"})), None, True, True).used)
 
 
 class Refusals(unittest.TestCase):
@@ -534,9 +534,9 @@ class Refusals(unittest.TestCase):
     def test_settings_say_what_would_be_right(self):
         for extra, words in (({"sockt": "x"}, "there are .*socket"), ({"advanced": {"lease": "long"}}, "must be a number"),
                              ({"advanced": {"lease": -1}}, "at least 0"), ({"layerwise": True}, "async_load false"),
-                             ({"load": 1}, "must be a bool"), ({"advanced": {"companion": "yes"}}, "one of auto, on, off"),
+                             ({"load": 1}, "must be a bool"), ({"advanced": {"copy_agent": "yes"}}, "one of auto, on, off"),
                              ({"encoding": "fp4"}, "one of none, fp8, int8, q4, lossless"), ({"advanced": {"raw_first": 16}}, "set encoding, too"),
-                             ({"advanced": {"companion": True}}, "must be a str"), ({"advanced": {"lookup_table": False}}, "has no setting 'lookup_table'"),
+                             ({"advanced": {"copy_agent": True}}, "must be a str"), ({"advanced": {"lookup_table": False}}, "has no setting 'lookup_table'"),
                              ({"lease": 1.0}, 'lease stands in the object "advanced"'), ({"advanced": {"load": True}}, "load stands among the others"),
                              ({"advanced": True}, "must be an object")):
             with self.subTest(extra), self.assertRaisesRegex(ValueError, words):

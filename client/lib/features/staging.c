@@ -111,8 +111,8 @@ static int ring_send(struct ucm_ring_registration *ring, const struct ucm_ring_s
     q->msg = (struct msg_ring_register){.gpu = {spec->gpu, UCM_UUID_BYTES},
                                         .ipc = {spec->ipc, UCM_MAX_HANDLE_BYTES},
                                         .offset = spec->offset,
-                                        .slice_bytes = spec->slice_bytes,
-                                        .slices = spec->slices};
+                                        .entry_bytes = spec->entry_bytes,
+                                        .entries = spec->entries};
     q->prove_cb = spec->prove_cb;
     q->prove_ctx = spec->prove_ctx;
     request.params = &q->msg;
@@ -138,9 +138,9 @@ int ucm_ring_register(struct ucm_client *c, const struct ucm_ring_spec *spec, in
 
     if (!c || !spec || !out || !memory || !spec->gpu || !spec->ipc || !spec->prove_cb)
         return client_fail(UCM_EINVALID, "client, spec, out, memory, gpu, ipc or prove_cb is NULL");
-    if (spec->slices < 2 || spec->slices > UCM_MAX_SLICES)
-        return client_fail(UCM_EINVALID, "a ring has 2 to %d slices, not %u", UCM_MAX_SLICES,
-                           spec->slices);
+    if (spec->entries < 2 || spec->entries > UCM_MAX_STAGING_ENTRIES)
+        return client_fail(UCM_EINVALID, "a ring has 2 to %d entries, not %u",
+                           UCM_MAX_STAGING_ENTRIES, spec->entries);
     r = client_enter(c);
     if (r)
         return r;

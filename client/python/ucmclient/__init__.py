@@ -23,7 +23,7 @@ from .client import (
     ServerInfo,
     TableHits,
 )
-from .companion import Companion, CompanionMissing, CompanionRegion
+from .copy_agent import CopyAgent, CopyAgentMissing, CopyAgentRegion
 from .errors import Status, UcmError
 from .handle import on_behalf_of
 from .memory import SharedMemory, cuda_allocation, data_pointer, gpu_uuid
@@ -34,9 +34,9 @@ __version__ = _lib.ucm_version().decode()
 __all__ = [
     "BlockResult",
     "Client",
-    "Companion",
-    "CompanionMissing",
-    "CompanionRegion",
+    "CopyAgent",
+    "CopyAgentMissing",
+    "CopyAgentRegion",
     "EncodedNamespace",
     "Found",
     "Identity",

@@ -137,7 +137,7 @@ class RegionSpec(Structure):
 
 
 class CudaOptions(Structure):
-    _fields_ = [("slice_bytes", c_uint64), ("slices", c_uint32)]
+    _fields_ = [("entry_bytes", c_uint64), ("entries", c_uint32)]
 
 
 class Lookup(Structure):

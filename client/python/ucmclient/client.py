@@ -22,7 +22,7 @@ from .handle import _Handle, _text, _timeout, on_behalf_of  # noqa: F401  here f
 from .region import BlockResult, Region, Rope, Task, TaskResult, region_spec, transfer  # noqa: F401  likewise
 
 if TYPE_CHECKING:
-    from .companion import Companion
+    from .copy_agent import CopyAgent
     from .sparse.mapping import SharedMapping
 
 
@@ -162,7 +162,7 @@ class Client(_Handle):
         options = native.Options(_text(socket), _text(name), max(1, _timeout(default_timeout)))
         check(lib.ucm_connect(byref(options), _timeout(timeout), byref(out)))
         #: Their threads use the connection, so they end before it.
-        self._companions: set[Companion] = set()
+        self._copy_agents: set[CopyAgent] = set()
         self._process = os.getpid()
         self._handle = out.value
 
@@ -170,10 +170,10 @@ class Client(_Handle):
         handle = self._take()
         if handle is None:
             return
-        while self._companions:
-            companion = self._companions.pop()
+        while self._copy_agents:
+            copy_agent = self._copy_agents.pop()
             if not self._forked:
-                companion._abandon()
+                copy_agent._abandon()
         lib.ucm_disconnect(handle)
         self._ended = handle
 
@@ -185,7 +185,7 @@ class Client(_Handle):
 
     @property
     def _forked(self) -> bool:
-        """True in a forked child, which has neither the threads of companions nor their memory."""
+        """True in a forked child, which has neither the threads of copy agents nor their memory."""
         return os.getpid() != self._process
 
     @property

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """ucmclient.blend.transformers over a real daemon, with a small Llama of random weights. Needs torch and transformers: make check-transformers. On a GPU
-if $UCM_TEST_CUDA, which says what the daemon does with GPUs, is not off: then without a companion and with one."""
+if $UCM_TEST_CUDA, which says what the daemon does with GPUs, is not off: then without a copy agent and with one."""
 
 import copy
 import os
@@ -18,7 +18,7 @@ import torch  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM  # noqa: E402
 
 from daemon import Daemon  # noqa: E402
-from ucmclient import Client, Companion, blend  # noqa: E402
+from ucmclient import Client, CopyAgent, blend  # noqa: E402
 from ucmclient.blend import Asked, First, Hkvd, Nothing, Span  # noqa: E402
 from ucmclient.blend.transformers import Runner, rope_of  # noqa: E402
 from ucmclient.memory import cuda_allocation  # noqa: E402
@@ -41,7 +41,7 @@ def reference(tokens, model=MODEL):
 
 
 class Case(unittest.TestCase):
-    companion = False
+    copy_agent = False
 
     def setUp(self):
         self.directory = tempfile.mkdtemp(prefix="runner.")
@@ -53,8 +53,8 @@ class Case(unittest.TestCase):
     def open(self, model=MODEL, **more):
         self.client = Client(socket=self.daemon.socket, name="runner")
         self.addCleanup(self.client.close)
-        if self.companion:
-            more["companion"] = Companion(self.client, cuda_allocation(torch.zeros(1, device=DEVICE).data_ptr())[2])
+        if self.copy_agent:
+            more["copy_agent"] = CopyAgent(self.client, cuda_allocation(torch.zeros(1, device=DEVICE).data_ptr())[2])
         return Runner(model, self.client, name=self.id(), **{"blocks": 64, **more})
 
     def close_to(self, logits, other, most):
@@ -242,9 +242,9 @@ class Case(unittest.TestCase):
         return self.runner.prefill(tokens, spans, policy, prefixes=False)[0]
 
 
-@unittest.skipIf(DEVICE == "cpu", "companions are for GPUs")
-class WithCompanion(Case):
-    companion = True
+@unittest.skipIf(DEVICE == "cpu", "copy agents are for GPUs")
+class WithCopyAgent(Case):
+    copy_agent = True
 
 
 if __name__ == "__main__":

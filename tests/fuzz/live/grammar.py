@@ -587,7 +587,7 @@ class Generator:
         if self.chance(0.3):
             self.call(conn, "region.challenge")
         elif self.chance(0.5):
-            self.call(conn, "ring.register", gpu={"hex": "00" * 16}, ipc={"hex": "00" * 64}, slice_bytes=1 << 16, slices=2)
+            self.call(conn, "ring.register", gpu={"hex": "00" * 16}, ipc={"hex": "00" * 64}, entry_bytes=1 << 16, entries=2)
         else:
             self.call(conn, "ring.unregister", ring=1)
 

@@ -1,5 +1,5 @@
 /* Tenants whose ways to the resource are full at times, as staging rings are: a ring has a few places, and a launch keeps
- * its place until a companion has moved on what it brought. The resource serves one launch after the other. Time is bytes
+ * its place until a copy agent has moved on what it brought. The resource serves one launch after the other. Time is bytes
  * that it could have served, so no clock is in it. */
 #include "daemon/base/fair.h"
 #include "daemon/base/list.h"
@@ -74,7 +74,7 @@ static uint64_t take(struct tenant *t, uint64_t room)
     return bytes;
 }
 
-/* Small requests share the last free place, as in daemon/cuda/slice.c. */
+/* Small requests share the last free place, as in daemon/cuda/staging_entry.c. */
 static void launch(struct tenant *t)
 {
     struct launch *l = launches;

@@ -1,5 +1,5 @@
 /* Rings in the client library: one registration lives and dies with its connection, and when that
- * breaks nothing is said to have failed before what a companion had begun has ended. */
+ * breaks nothing is said to have failed before what a copy agent had begun has ended. */
 /* Sanitizers: thread */
 #include "tests/unit/client/client_rig.h"
 
@@ -8,7 +8,7 @@
 static struct ucm_ring_registration *ring;
 static struct ucm_staging *memory;
 
-/* What the library has written over the slices' first bytes; all 0: their own bytes. */
+/* What the library has written over the entries' first bytes; all 0: their own bytes. */
 static uint8_t proof[UCM_NONCE_BYTES];
 
 static int prove_cb(void *ctx, uint64_t offset, const uint8_t *nonce)
@@ -29,8 +29,8 @@ static int ring_register(int timeout_ms, struct ucm_ring_registration **out,
     struct ucm_ring_spec spec = {.gpu = gpu,
                                  .ipc = ipc,
                                  .offset = 512,
-                                 .slice_bytes = 1u << 20,
-                                 .slices = 4,
+                                 .entry_bytes = 1u << 20,
+                                 .entries = 4,
                                  .prove_cb = prove_cb,
                                  .prove_ctx = proof};
     void *p = NULL;
@@ -55,23 +55,23 @@ static void teardown(void)
 
 TestSuite(client_staging, .init = setup, .fini = teardown, .timeout = 60);
 
-static enum ucm_staging_phase phase(uint32_t slice)
+static enum ucm_staging_phase phase(uint32_t entry)
 {
-    return ucm_staging_phase_of(atomic_load(&memory->words.slices[slice].state));
+    return ucm_staging_phase_of(atomic_load(&memory->words.entries[entry].state));
 }
 
-/* An order of the first connection that a companion has, and its end. */
-static void order_claim(uint32_t slice)
+/* An order of the first connection that a copy agent has, and its end. */
+static void order_claim(uint32_t entry)
 {
-    ucm_staging_post(memory, slice, ucm_staging_tag(1, 1));
+    ucm_staging_post(memory, entry, ucm_staging_tag(1, 1));
     cr_assert(
-        ucm_staging_move(memory, slice, ucm_staging_tag(1, 1), STAGING_POSTED, STAGING_CLAIMED));
+        ucm_staging_move(memory, entry, ucm_staging_tag(1, 1), STAGING_POSTED, STAGING_CLAIMED));
 }
 
-static void order_end(uint32_t slice)
+static void order_end(uint32_t entry)
 {
     cr_assert(
-        ucm_staging_move(memory, slice, ucm_staging_tag(1, 1), STAGING_CLAIMED, STAGING_DONE));
+        ucm_staging_move(memory, entry, ucm_staging_tag(1, 1), STAGING_CLAIMED, STAGING_DONE));
 }
 
 /* The library finds out with the next answer that it waits for. */
@@ -126,19 +126,20 @@ Test(client_staging, what_can_not_be_a_ring_is_refused_here)
     struct ucm_ring_registration *none = NULL;
     void *p = NULL;
 
-    for (uint32_t slices = 0; slices < 12; slices++) {
+    for (uint32_t entries = 0; entries < 12; entries++) {
         struct ucm_ring_spec spec = {.gpu = gpu,
                                      .ipc = ipc,
-                                     .slice_bytes = 1u << 20,
-                                     .slices = slices,
+                                     .entry_bytes = 1u << 20,
+                                     .entries = entries,
                                      .prove_cb = prove_cb};
 
-        if (slices >= 2 && slices <= UCM_MAX_SLICES)
+        if (entries >= 2 && entries <= UCM_MAX_STAGING_ENTRIES)
             continue;
         cr_assert_eq(ucm_ring_register(rig.client, &spec, -1, &none, &p), -UCM_EINVALID);
     }
-    cr_assert_eq(ucm_ring_register(rig.client, &(struct ucm_ring_spec){.slices = 4}, -1, &none, &p),
-                 -UCM_EINVALID);
+    cr_assert_eq(
+        ucm_ring_register(rig.client, &(struct ucm_ring_spec){.entries = 4}, -1, &none, &p),
+        -UCM_EINVALID);
     cr_assert_eq(ucm_ring_alive(NULL), -UCM_EINVALID);
     cr_assert_eq(ucm_ring_unregister(NULL, -1), -UCM_EINVALID);
     ucm_ring_free(NULL);
@@ -151,7 +152,7 @@ static bool refuse(struct fake *f, int conn, int method, struct proto_envelope *
         return false;
     close(f->fds[0][0]);
     f->n_fds[0] = 0;
-    fake_error(f, conn, env->msgid, UCM_WIRE_BUSY, "its slices are in use");
+    fake_error(f, conn, env->msgid, UCM_WIRE_BUSY, "its entries are in use");
     return true;
 }
 
@@ -205,7 +206,7 @@ static void forget_rings(void)
     pthread_mutex_unlock(&rig.fake.lock);
 }
 
-/* Its slices are the daemon's until it says otherwise. */
+/* Its entries are the daemon's until it says otherwise. */
 Test(client_staging, unregister_waits_for_the_daemon)
 {
     atomic_store(&rig.fake.hook, hold_rings);
@@ -232,7 +233,7 @@ Test(client_staging, a_broken_connection_kills_it)
     cr_assert_eq(fake_count(&rig.fake, UCM_METHOD_RING_UNREGISTER), 0);
 }
 
-static void *companion(void *arg)
+static void *copy_agent(void *arg)
 {
     (void)arg;
     while (atomic_load(&memory->words.dead) == 0)
@@ -249,7 +250,7 @@ Test(client_staging, no_task_fails_before_what_was_claimed_has_ended)
     pthread_t thread;
 
     order_claim(2);
-    cr_assert_eq(pthread_create(&thread, NULL, companion, NULL), 0);
+    cr_assert_eq(pthread_create(&thread, NULL, copy_agent, NULL), 0);
     fake_hang_up(&rig.fake);
     cr_assert_eq(ucm_task_wait(task, -1, &result), -UCM_EDISCONNECTED);
     cr_assert_eq(phase(2), STAGING_DONE);
@@ -337,7 +338,7 @@ Test(client_staging, ucm_fd_does_not_spin_while_a_claimed_turn_runs)
     cr_assert_eq(poll(&p, 1, 0), 0, "a link that is down has nothing to do");
 }
 
-Test(client_staging, a_companion_that_hangs_is_not_awaited_for_ever, .timeout = 30)
+Test(client_staging, a_copy_agent_that_hangs_is_not_awaited_for_ever, .timeout = 30)
 {
     order_claim(1);
     lose_connection(); /* returns */
@@ -372,7 +373,7 @@ Test(client_staging, the_next_connection_gets_another)
     /* What an old daemon still does in the old one. */
     ucm_staging_post(rig.fake.rings.maps[0], 0, ucm_staging_tag(1, 9));
     atomic_store(&rig.fake.rings.maps[0]->words.dead, 1);
-    cr_assert_eq(atomic_load(&at->words.slices[0].state), 0);
+    cr_assert_eq(atomic_load(&at->words.entries[0].state), 0);
     cr_assert_eq(atomic_load(&at->words.dead), 0);
     cr_assert(ucm_ring_alive(next) == 1 && ucm_ring_alive(ring) == 0);
     cr_assert_eq(ucm_ring_unregister(next, -1), 0);

@@ -1,10 +1,10 @@
 /* What the tests on the fake driver share: two GPUs, a worker's memory with its region, its staging
- * ring with or without a companion, and jobs. This process is the daemon; the companion is the
+ * ring with or without a copy agent, and jobs. This process is the daemon; the copy agent is the
  * worker, whose pid may be a child's. The daemon's clock stands still: see fake_clock_pass. */
 #ifndef UCM_TESTS_CUDA_RIG_H
 #define UCM_TESTS_CUDA_RIG_H
 
-#include "client/cuda/companion.h"
+#include "client/cuda/copy_agent.h"
 #include "client/include/ucmclient.h"
 #include "daemon/config/config.h"
 #include "daemon/cuda/costs.h"
@@ -247,12 +247,12 @@ struct worker_side {
     struct device_region *region;
     struct device_staging ring;
     struct ucm_staging *shared;
-    CUdeviceptr slices; /* when there is no companion */
+    CUdeviceptr entries; /* when there is no copy agent */
     bool served;
-    struct companion companion;
+    struct copy_agent copy_agent;
     const struct ucm_encoding_spec
-        *encoding;                     /* set before the region and the companion; NULL: none */
-    const struct companion_rope *rope; /* the same */
+        *encoding;                      /* set before the region and the copy agent; NULL: none */
+    const struct copy_agent_rope *rope; /* the same */
 };
 
 /* BF16 K at the beginning of each layer. */
@@ -342,22 +342,23 @@ static inline int ring_open(struct worker_side *w, pid_t pid, struct ucm_error *
 }
 
 /* A ring that nobody serves. */
-static inline void worker_ring(struct worker_side *w, pid_t pid, uint64_t slice_bytes,
-                               uint32_t n_slices)
+static inline void worker_ring(struct worker_side *w, pid_t pid, uint64_t entry_bytes,
+                               uint32_t n_entries)
 {
     CUipcMemHandle handle;
     struct ucm_error e = {0};
 
-    w->slices = fake_cuda_alloc(0, slice_bytes * n_slices);
-    cr_assert_eq(cuIpcGetMemHandle(&handle, w->slices), CUDA_SUCCESS);
-    w->ring = (struct device_staging){.slice_bytes = slice_bytes, .slices = n_slices};
+    w->entries = fake_cuda_alloc(0, entry_bytes * n_entries);
+    cr_assert_eq(cuIpcGetMemHandle(&handle, w->entries), CUDA_SUCCESS);
+    w->ring = (struct device_staging){.entry_bytes = entry_bytes, .entries = n_entries};
     memcpy(w->ring.ipc, &handle, sizeof(w->ring.ipc));
     cr_assert_eq(ring_open(w, pid, &e), 0, "%s", e.text);
     w->region->ring_region = 1;
 }
 
-/* One with a companion behind it, which knows the region. */
-static inline void worker_companion(struct worker_side *w, uint64_t slice_bytes, uint32_t n_slices)
+/* One with a copy agent behind it, which knows the region. */
+static inline void worker_copy_agent(struct worker_side *w, uint64_t entry_bytes,
+                                     uint32_t n_entries)
 {
     struct ucm_copy_plane planes[64];
     struct ucm_error e = {0};
@@ -365,17 +366,17 @@ static inline void worker_companion(struct worker_side *w, uint64_t slice_bytes,
     uint32_t number;
 
     fake_cuda_uuid(0, uuid);
-    cr_assert_eq(companion_init(&w->companion, uuid, slice_bytes, n_slices), CUDA_SUCCESS);
+    cr_assert_eq(copy_agent_init(&w->copy_agent, uuid, entry_bytes, n_entries), CUDA_SUCCESS);
     w->ring = (struct device_staging){
-        .offset = w->companion.offset, .slice_bytes = slice_bytes, .slices = n_slices};
-    memcpy(w->ring.ipc, w->companion.ipc, sizeof(w->ring.ipc));
+        .offset = w->copy_agent.offset, .entry_bytes = entry_bytes, .entries = n_entries};
+    memcpy(w->ring.ipc, w->copy_agent.ipc, sizeof(w->ring.ipc));
     for (uint32_t p = 0; p < w->n_planes; p++)
         planes[p] = w->region->planes[p];
-    cr_assert_eq(companion_region_add(&w->companion, planes, w->n_planes, BLOCKS,
-                                      (struct companion_skills){w->encoding, w->rope}, &number),
+    cr_assert_eq(copy_agent_region_add(&w->copy_agent, planes, w->n_planes, BLOCKS,
+                                       (struct copy_agent_skills){w->encoding, w->rope}, &number),
                  CUDA_SUCCESS);
     cr_assert_eq(ring_open(w, getpid(), &e), 0, "%s", e.text);
-    companion_serve(&w->companion, w->shared);
+    copy_agent_serve(&w->copy_agent, w->shared);
     w->region->ring_region = number;
     w->served = true;
 }
@@ -386,7 +387,7 @@ static inline void ring_close(struct worker_side *w)
 
     cr_assert_eq(control(DEVICE_CLOSE, NULL, &w->ring, &e), 0, "%s", e.text);
     if (w->served)
-        companion_serve(&w->companion, NULL);
+        copy_agent_serve(&w->copy_agent, NULL);
     munmap(w->shared, sizeof(*w->shared));
     w->shared = NULL;
 }
@@ -400,9 +401,9 @@ static inline void worker_end(struct worker_side *w)
     if (w->shared)
         ring_close(w);
     if (w->served)
-        companion_close(&w->companion);
-    if (w->slices)
-        cr_assert_eq(cuMemFree(w->slices), CUDA_SUCCESS);
+        copy_agent_close(&w->copy_agent);
+    if (w->entries)
+        cr_assert_eq(cuMemFree(w->entries), CUDA_SUCCESS);
     cr_assert_eq(control(DEVICE_CLOSE, w->region, NULL, &e), 0, "%s", e.text);
     region_free(w->region);
     w->region = NULL;
@@ -498,7 +499,7 @@ static inline void copy_half_behind(struct test_job *j, struct worker_side *w, e
     job_submit(j, gpu);
 }
 
-/* ---- orders, as a companion sees them ---- */
+/* ---- orders, as a copy agent sees them ---- */
 
 /* How many of this direction there are in this phase; -1: of any. */
 static inline unsigned orders_in(const struct worker_side *w, enum ucm_staging_phase phase,
@@ -507,8 +508,8 @@ static inline unsigned orders_in(const struct worker_side *w, enum ucm_staging_p
     const struct ucm_staging *ring = w->shared;
     unsigned n = 0;
 
-    for (uint32_t i = 0; i < UCM_MAX_SLICES; i++)
-        if (ucm_staging_phase_of(atomic_load(&ring->words.slices[i].state)) == phase)
+    for (uint32_t i = 0; i < UCM_MAX_STAGING_ENTRIES; i++)
+        if (ucm_staging_phase_of(atomic_load(&ring->words.entries[i].state)) == phase)
             n += direction < 0 || (ring->orders[i].direction & 1) == (uint32_t)direction;
     return n;
 }
@@ -523,8 +524,8 @@ static inline void orders_await(const struct worker_side *w, enum ucm_staging_ph
 /* Takes posted orders to `to`. Having seen the first of them revoked, the daemon may revoke the next itself. */
 static inline void orders_move(const struct worker_side *w, enum ucm_staging_phase to)
 {
-    for (uint32_t i = 0; i < UCM_MAX_SLICES; i++) {
-        uint64_t state = atomic_load(&w->shared->words.slices[i].state);
+    for (uint32_t i = 0; i < UCM_MAX_STAGING_ENTRIES; i++) {
+        uint64_t state = atomic_load(&w->shared->words.entries[i].state);
 
         if (ucm_staging_phase_of(state) == STAGING_POSTED)
             (void)ucm_staging_move(w->shared, i, ucm_staging_tag_of(state), STAGING_POSTED, to);

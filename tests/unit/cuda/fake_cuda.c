@@ -177,7 +177,7 @@ static void *stream_run(void *arg)
         } else if (!o->event) {
             wait_a_little();
             usleep(o->slow_us);
-            while (o->companion && atomic_load(&held)) {
+            while (o->copy_agent && atomic_load(&held)) {
                 atomic_store(&holds, true);
                 usleep(50);
             }
@@ -371,7 +371,7 @@ unsigned fake_cuda_most_events(void)
     return most;
 }
 
-/* The companion's. */
+/* The copy agent's. */
 CUresult cuEventRecord(CUevent e, CUstream s)
 {
     unsigned left = atomic_load(&bad_records);

@@ -1,4 +1,4 @@
-/* A CUDA driver of two GPUs whose memory is the host's. It has what the device module and the companion
+/* A CUDA driver of two GPUs whose memory is the host's. It has what the device module and the copy agent
  * need, and no more. The two link into one program, each in the role of its process.
  *
  * Promises: each stream runs its work in order, on a thread of its own, after the delay of
@@ -26,9 +26,9 @@ void fake_cuda_install(void);
 void fake_cuda_delay(unsigned max_us);
 /* Every query of an event by the daemon returns this error from now on. */
 void fake_cuda_lose(CUresult r);
-/* The companion's kernels take so long. */
+/* The copy agent's kernels take so long. */
 void fake_cuda_slow(unsigned us);
-/* The companion's kernels don't begin before this is called with false. */
+/* The copy agent's kernels don't begin before this is called with false. */
 void fake_cuda_hold(bool hold);
 bool fake_cuda_holds(void); /* at least one of them waits for that */
 /* The clock by which the daemon's device module counts its timeouts (job_clock_ms). It stands still
@@ -37,7 +37,7 @@ bool fake_cuda_holds(void); /* at least one of them waits for that */
 void fake_clock_stop(void);
 void fake_clock_pass(unsigned ms);
 uint64_t fake_clock_ms(void);
-/* The companion's next n events can't be recorded. */
+/* The copy agent's next n events can't be recorded. */
 void fake_cuda_fail_records(unsigned n);
 /* How many events waited at once on one of the daemon's streams, at most, since the last call. */
 unsigned fake_cuda_most_events(void);
@@ -51,10 +51,10 @@ void fake_cuda_event_signal(CUevent event, bool signalled);
 CUdeviceptr fake_cuda_alloc(int ordinal, size_t bytes);
 void fake_cuda_uuid(int ordinal, uint8_t uuid[16]);
 /* Everything that happened on a stream happened before, everything that will happens after. Daemon
- * and companion order themselves by words that each has mapped for itself: ThreadSanitizer takes
+ * and copy agent order themselves by words that each has mapped for itself: ThreadSanitizer takes
  * these for different ones. */
 void fake_cuda_fence(void);
-/* Whether a kernel of the companion's with that name was launched since this was asked last. */
+/* Whether a kernel of the copy agent's with that name was launched since this was asked last. */
 bool fake_cuda_launched(const char *name);
 /* Counts memory, streams and events that exist: 0 at the end of a test. */
 unsigned fake_cuda_left(void);

@@ -146,7 +146,7 @@ static void rerotate_take(struct op *o, void **arguments)
     o->in_place = *(uint32_t *)arguments[9] != 0;
 }
 
-static CUresult launch(CUfunction f, CUstream s, void **arguments, bool companion)
+static CUresult launch(CUfunction f, CUstream s, void **arguments, bool copy_agent)
 {
     bool encoded = f == (CUfunction)(uintptr_t)&coders[0] || f == (CUfunction)(uintptr_t)&coders[1];
     bool shifted = f == fake_cuda_rerotator();
@@ -165,12 +165,12 @@ static CUresult launch(CUfunction f, CUstream s, void **arguments, bool companio
     o->direction = shifted   ? UCM_COPY_LOAD
                    : encoded ? f == (CUfunction)(uintptr_t)&coders[1]
                              : *(uint32_t *)arguments[5];
-    o->companion = companion;
-    o->slow_us = companion ? fake_cuda_slow_us() : 0;
+    o->copy_agent = copy_agent;
+    o->slow_us = copy_agent ? fake_cuda_slow_us() : 0;
     return fake_op_send(s, o);
 }
 
-/* The companion's. */
+/* The copy agent's. */
 CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                         unsigned by, unsigned bz, unsigned shared, CUstream s, void **arguments,
                         void **extra)

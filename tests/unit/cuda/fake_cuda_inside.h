@@ -27,8 +27,8 @@ struct op {
     const _Atomic uint32_t *word; /* or is waited for until it reaches `value` */
     uint64_t planes, items;       /* a kernel, when n_items is not 0 */
     uint32_t n_planes, n_items, direction, slow_us;
-    bool companion; /* a kernel of the companion's */
-    bool encoded;   /* it encodes or decodes */
+    bool copy_agent; /* a kernel of the copy agent's */
+    bool encoded;    /* it encodes or decodes */
     struct ucm_encoding_spec spec;
     bool shifted, in_place; /* it re-rotates K */
     struct ucm_rope_spec rope;
@@ -44,7 +44,7 @@ CUresult fake_op_send(CUstream s, struct op *o);
 /* Does what a kernel or copies do. */
 void fake_op_run(const struct op *o);
 
-unsigned fake_cuda_slow_us(void); /* of a kernel of the companion's */
+unsigned fake_cuda_slow_us(void); /* of a kernel of the copy agent's */
 unsigned fake_cuda_objects(void); /* streams and events that are there */
 CUresult fake_cuda_daemon_query(CUevent e);
 CUresult fake_cuda_daemon_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,

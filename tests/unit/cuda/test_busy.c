@@ -101,7 +101,7 @@ Test(busy, probes_that_wait_show_others)
     cr_assert(shows(BUSY_PROBES, 200), "matrices");
     cr_assert(shows(1, 2400), "one that does not end");
     cr_assert(shows(2, 100));
-    cr_assert(!shows(1, 300), "the first after a companion's");
+    cr_assert(!shows(1, 300), "the first after a copy agent's");
     cr_assert(!shows(1, 100), "the host's doing");
     cr_assert(shows(4, 35), "short kernels, now and then waited for");
     cr_assert(!shows(3, 40), "the host's doing, on a bad day");

@@ -1,4 +1,4 @@
-/* The device module and the companion over a driver that keeps the order of streams and is slow:
+/* The device module and the copy agent over a driver that keeps the order of streams and is slow:
  * every strategy makes the reference's copies, with jobs of both directions, sizes and priorities
  * interleaved, and what GPUs read is not written again before they have. */
 /* Sanitizers: thread */
@@ -92,18 +92,18 @@ static uint64_t staged_bytes(void)
     return stats.bytes[COPY_STAGED];
 }
 
-static void strategy_test(enum copy_strategy strategy, bool companion)
+static void strategy_test(enum copy_strategy strategy, bool copy_agent)
 {
     static const struct {
         uint32_t planes, fragment, gap;
     } shapes[] = {{8, 4096, 0}, {5, 777, 13}, {3, 20000, 480}, {1, 65536, 0}};
 
     daemon_begin(strategy, 6 * MIB);
-    fake_cuda_delay(companion ? 200 : 50);
+    fake_cuda_delay(copy_agent ? 200 : 50);
     for (unsigned s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++) {
         worker_begin(&a, getpid(), shapes[s].planes, shapes[s].fragment, shapes[s].gap);
-        if (companion)
-            worker_companion(&a, 131072, 4);
+        if (copy_agent)
+            worker_copy_agent(&a, 131072, 4);
         for (unsigned round = 0; round < 3; round++)
             round_of(&a, 1 + 10 * s + round);
         worker_end(&a);
@@ -122,7 +122,7 @@ Test(cuda_copy, by_the_kernel)
     strategy_test(COPY_SM, false);
 }
 
-Test(cuda_copy, through_slices)
+Test(cuda_copy, through_entries)
 {
     strategy_test(COPY_STAGED, true);
 }
@@ -156,7 +156,7 @@ Test(cuda_copy, only_the_owners_ring_is_used)
     daemon_begin(COPY_STAGED, 6 * MIB);
     worker_begin(&a, getpid(), 4, 4096, 0);
     worker_begin(&b, getpid(), 4, 4096, 0);
-    worker_companion(&a, 65536, 4);
+    worker_copy_agent(&a, 65536, 4);
     b.region->ring_region = a.region->ring_region;
     copy_half(&j, &a, DEVICE_LOAD);
     expect_staged(&j, true);
@@ -180,8 +180,8 @@ Test(cuda_copy, two_workers_share_the_streams)
     fake_cuda_delay(100);
     worker_begin(&a, getpid(), 4, 4096, 0);
     worker_begin(&b, getpid(), 2, 8192, 64);
-    worker_companion(&a, 65536, 3);
-    worker_companion(&b, 131072, 2);
+    worker_copy_agent(&a, 65536, 3);
+    worker_copy_agent(&b, 131072, 2);
     bytes_random(slots, BLOCKS * b.slot_bytes, 77);
     for (unsigned i = 0; i < 4; i++)
         for (unsigned k = 0; k < 2; k++) {
@@ -202,13 +202,13 @@ Test(cuda_copy, two_workers_share_the_streams)
 
 /* ---- bounds ---- */
 
-#define SLICES 4u
+#define ENTRIES 4u
 
 static uint64_t most_of_an_order(void)
 {
     uint64_t most = 0;
 
-    for (unsigned s = 0; s < SLICES; s++) {
+    for (unsigned s = 0; s < ENTRIES; s++) {
         uint64_t bytes = a.shared->orders[s].n_items * (uint64_t)a.fragment;
 
         most = bytes > most ? bytes : most;
@@ -216,15 +216,15 @@ static uint64_t most_of_an_order(void)
     return most;
 }
 
-/* A worker that offers larger slices gets no more of the bus in one go. A load of 37 MiB takes four
- * orders, and the last two are small. */
+/* A worker that offers larger entries gets no more of the bus in one go. A load of 37 MiB takes
+ * four orders, and the last two are small. */
 Test(cuda_copy, one_order_moves_16_mib_at_most)
 {
     static struct test_job j;
 
     daemon_begin(COPY_STAGED, 40 * MIB);
     worker_begin(&a, getpid(), 1, 600 * 1024, 0);
-    worker_companion(&a, 20u << 20, SLICES);
+    worker_copy_agent(&a, 20u << 20, ENTRIES);
     copy_all(&j, &a, DEVICE_LOAD);
     job_run(&j);
     cr_assert_gt(most_of_an_order(), 8u << 20);
@@ -349,7 +349,7 @@ Test(cuda_copy, a_dump_waits_for_its_event)
 
     daemon_begin(COPY_STAGED, 6 * MIB);
     worker_begin(&a, getpid(), 4, 4096, 0);
-    worker_companion(&a, 65536, 4);
+    worker_copy_agent(&a, 65536, 4);
     event_begin(&event, false);
     copy_half_behind(&j, &a, DEVICE_DUMP, &event, 20000);
     copy_half(&other, &a, DEVICE_LOAD);

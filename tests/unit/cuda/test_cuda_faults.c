@@ -57,7 +57,7 @@ static void bad_begin(pid_t pid)
 static void bad_begin_served(void)
 {
     worker_begin(&bad, getpid(), 2, 4096, 0);
-    worker_companion(&bad, 65536, 4);
+    worker_copy_agent(&bad, 65536, 4);
 }
 
 /* A region of the bad one that is not open; to end it is the test's, unless it opens it. */
@@ -99,7 +99,7 @@ Test(cuda_faults, nobody_serves_the_ring)
     job_submit(&j, gpu);
     orders_await(&bad, STAGING_POSTED, -1);
     loop_for(5);
-    cr_assert_not(j.done, "the companion has 20 ms");
+    cr_assert_not(j.done, "the copy agent has 20 ms");
     cr_assert_eq(job_wait_passing(&j), 0, "%s", j.job.error.text);
     cr_assert_eq(memcmp((uint8_t *)(uintptr_t)bad.memory + 4096, slots + bad.slot_bytes, 4096), 0,
                  "it went straight");
@@ -162,8 +162,8 @@ Test(cuda_faults, an_abandoned_ring_fails_its_copies)
     cr_assert_gt(failed, 0, "the daemon revokes the other orders once it has seen the first");
 }
 
-/* The companion's kernel runs, and no event shows its end: the companion must not refuse the order
- * before the kernel has ended, which would write to a slice of somebody else. */
+/* The copy agent's kernel runs, and no event shows its end: the copy agent must not refuse the
+ * order before the kernel has ended, which would write to an entry of somebody else. */
 Test(cuda_faults, a_kernel_that_can_not_be_followed_has_ended)
 {
     static struct test_job j;
@@ -198,7 +198,7 @@ static void scribble(struct ucm_staging *ring)
 
     for (;;) {
         uint64_t r = next_random(&x);
-        uint32_t slice = (uint32_t)(r >> 8) % UCM_MAX_SLICES;
+        uint32_t entry = (uint32_t)(r >> 8) % UCM_MAX_STAGING_ENTRIES;
 
         if (r % 8 == 0)
             words[(r >> 16) % (sizeof(*ring) / 4)] = (uint32_t)(r >> 32);
@@ -206,7 +206,7 @@ static void scribble(struct ucm_staging *ring)
             words[(r >> 16) % (UCM_STAGING_PAGE / 4)] = (uint32_t)(r >> 32);
         else /* what may happen, when it may not */
             (void)ucm_staging_move(
-                ring, slice, ucm_staging_tag_of(atomic_load(&ring->words.slices[slice].state)),
+                ring, entry, ucm_staging_tag_of(atomic_load(&ring->words.entries[entry].state)),
                 (enum ucm_staging_phase)((r >> 16) % 6), (enum ucm_staging_phase)((r >> 24) % 6));
     }
 }
@@ -259,8 +259,8 @@ Test(cuda_faults, one_memory_has_one_ring_at_a_time)
     second = (struct device_staging){.pid = getpid(),
                                      .connection = bad.ring.connection + 1,
                                      .offset = bad.ring.offset,
-                                     .slice_bytes = bad.ring.slice_bytes,
-                                     .slices = bad.ring.slices};
+                                     .entry_bytes = bad.ring.entry_bytes,
+                                     .entries = bad.ring.entries};
     memcpy(second.ipc, bad.ring.ipc, sizeof(second.ipc));
     cr_assert_eq(ucm_shared_memory(sizeof(*bad.shared), &second.fd, &memory), 0);
     open_refused(NULL, &second, -EBUSY, "older connection");
@@ -277,7 +277,7 @@ Test(cuda_faults, one_memory_has_one_ring_at_a_time)
         cr_assert(j[i].done && j[i].status == 0);
     for (unsigned i = 0; i < 3; i++) {
         cr_assert_eq(ring_open(&bad, getpid(), &e), 0, "%s", e.text);
-        companion_serve(&bad.companion, bad.shared);
+        copy_agent_serve(&bad.copy_agent, bad.shared);
         generation += atomic_load(&bad.shared->words.generation) == generation;
         copy_half(&j[0], &bad, DEVICE_LOAD);
         job_run(&j[0]);
@@ -290,7 +290,7 @@ static void ring_refused(off_t bytes, off_t behind, int seals, const char *word)
     int fd = memfd_create("ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
     bad.ring =
-        (struct device_staging){.pid = getpid(), .slice_bytes = 65536, .slices = 2, .fd = fd};
+        (struct device_staging){.pid = getpid(), .entry_bytes = 65536, .entries = 2, .fd = fd};
     cr_assert_eq(fallocate(fd, 0, 0, bytes), 0);
     cr_assert(behind == 0 || fallocate(fd, FALLOC_FL_KEEP_SIZE, bytes, behind) == 0);
     cr_assert_eq(fcntl(fd, F_ADD_SEALS, seals), 0);
@@ -341,14 +341,14 @@ Test(cuda_faults, memory_of_another_gpu_is_refused)
 {
     bool owns = true;
 
-    worker_companion(&good, 65536, 2);
+    worker_copy_agent(&good, 65536, 2);
     bad_region(1);
     open_refused(bad.region, NULL, -EINVAL, "another GPU");
-    cr_assert_eq(companion_owns(&good.companion, bad.memory, &owns), CUDA_SUCCESS);
-    cr_assert_not(owns, "the companion knows it, too");
-    cr_assert_eq(companion_owns(&good.companion, good.memory, &owns), CUDA_SUCCESS);
+    cr_assert_eq(copy_agent_owns(&good.copy_agent, bad.memory, &owns), CUDA_SUCCESS);
+    cr_assert_not(owns, "the copy agent knows it, too");
+    cr_assert_eq(copy_agent_owns(&good.copy_agent, good.memory, &owns), CUDA_SUCCESS);
     cr_assert(owns);
-    cr_assert_neq(companion_owns(&good.companion, 4096, &owns), CUDA_SUCCESS);
+    cr_assert_neq(copy_agent_owns(&good.copy_agent, 4096, &owns), CUDA_SUCCESS);
     bad_region_free();
 }
 
@@ -432,7 +432,7 @@ Test(cuda_faults_lost, a_lost_context_ends_every_copy)
     static struct test_job j[16], later;
     unsigned failed = 0;
 
-    worker_companion(&good, 65536, 4);
+    worker_copy_agent(&good, 65536, 4);
     fake_cuda_delay(2000);
     for (unsigned i = 0; i < 16; i++) {
         copy_half(&j[i], &good, i % 2 ? DEVICE_DUMP : DEVICE_LOAD);
@@ -450,6 +450,6 @@ Test(cuda_faults_lost, a_lost_context_ends_every_copy)
         uv_run(&loop, UV_RUN_ONCE);
     loop_for(20);
     cr_assert_eq(failures, 1, "reported once");
-    cr_assert_eq(atomic_load(&good.shared->words.dead), 1, "no companion begins anything more");
+    cr_assert_eq(atomic_load(&good.shared->words.dead), 1, "no copy agent begins anything more");
     fake_cuda_lose(CUDA_SUCCESS);
 }

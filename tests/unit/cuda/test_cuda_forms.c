@@ -1,5 +1,5 @@
-/* Copies on a GPU that do more than move: that encode or decode, and loads that re-rotate K. Through slices that a companion fills or
- * empties, or straight by the daemon's own kernels: the reference's bits, and nothing else. What a companion can't or won't do
+/* Copies on a GPU that do more than move: that encode or decode, and loads that re-rotate K. Through entries that a copy agent fills or
+ * empties, or straight by the daemon's own kernels: the reference's bits, and nothing else. What a copy agent can't or won't do
  * goes straight or fails, and is never wrong. */
 #include "tests/unit/cuda/cuda_rig.h"
 
@@ -12,7 +12,7 @@
 
 static struct worker_side w;
 static struct ucm_encoding_spec spec;
-static struct companion_rope rope;
+static struct copy_agent_rope rope;
 static uint32_t rope_at[PLANES];
 static struct ucm_rope_angle tables[BLOCKS][UCM_ROPE_PAIRS_MAX];
 static const struct ucm_rope_angle *shifts[BLOCKS];
@@ -21,7 +21,7 @@ static uint8_t *want_slots, *want_memory;
 /* Of the region; both may be. */
 enum { ENCODED = 1, SHIFTED = 2 };
 
-/* heads 8: a layer is wide enough to pass through slices; 1: it is not, in loads. */
+/* heads 8: a layer is wide enough to pass through entries; 1: it is not, in loads. */
 static void begin_with(enum copy_strategy strategy, unsigned does, uint32_t heads, uint32_t dim)
 {
     daemon_begin(strategy, 9 * MIB);
@@ -163,12 +163,12 @@ static uint64_t moved(enum copy_strategy strategy)
     return stats.bytes[strategy];
 }
 
-/* Engines can't encode or decode, so a kernel does, or a companion. Engines and kernels have streams of their own: on a GPU that is
+/* Engines can't encode or decode, so a kernel does, or a copy agent. Engines and kernels have streams of their own: on a GPU that is
  * late K must be re-rotated when it is there, and not before. */
 static const struct {
     enum copy_strategy strategy;
     unsigned does;
-    enum copy_strategy by; /* STAGED: with a companion */
+    enum copy_strategy by; /* STAGED: with a copy agent */
     uint32_t delay_us;
     unsigned rounds;
 } ways[] = {
@@ -194,7 +194,7 @@ Test(cuda_forms, every_way, .timeout = 120)
             fake_cuda_delay(ways[i].delay_us);
             begin(ways[i].strategy, ways[i].does);
             if (ways[i].by == COPY_STAGED)
-                worker_companion(&w, 256 << 10, 4);
+                worker_copy_agent(&w, 256 << 10, 4);
             run_all(ways[i].does);
             cr_assert_gt(moved(ways[i].by), 0, "way %zu", i);
             cr_assert_eq(moved(COPY_DMA) + moved(COPY_SM) + moved(COPY_STAGED), moved(ways[i].by),
@@ -206,7 +206,7 @@ Test(cuda_forms, every_way, .timeout = 120)
 Test(cuda_forms, narrow_loads_go_straight, .timeout = 60)
 {
     begin_with(COPY_AUTO, ENCODED, 1, 128);
-    worker_companion(&w, 256 << 10, 4);
+    worker_copy_agent(&w, 256 << 10, 4);
     run(DEVICE_LOAD, 0, 2, ENCODED);
     cr_assert_eq(moved(COPY_STAGED), 0);
     run(DEVICE_DUMP, 0, 2, ENCODED);
@@ -218,7 +218,7 @@ Test(cuda_forms, narrow_loads_go_straight, .timeout = 60)
 Test(cuda_forms, raw_jobs_of_the_same_region, .timeout = 60)
 {
     begin(COPY_STAGED, ENCODED);
-    worker_companion(&w, 256 << 10, 4);
+    worker_copy_agent(&w, 256 << 10, 4);
     for (unsigned i = 0; i < 2; i++) {
         run(i ? DEVICE_DUMP : DEVICE_LOAD, 0, PLANES, 0);
         run(i ? DEVICE_LOAD : DEVICE_DUMP, 0, PLANES, ENCODED);
@@ -235,7 +235,7 @@ Test(cuda_forms, more_tables_than_a_launch_has, .timeout = 60)
         begin_with(ring ? COPY_STAGED : COPY_SM, SHIFTED, 8, 512);
         cr_assert_eq(ucm_rope_tables_most(&rope.spec), 8);
         if (ring)
-            worker_companion(&w, 1 << 20, 4);
+            worker_copy_agent(&w, 1 << 20, 4);
         job_begin(&j, DEVICE_LOAD, 1, 1, BLOCKS / 2, false);
         right(&j, job_wait(&j));
         cr_assert_gt(moved(ring ? COPY_STAGED : COPY_SM), 0);
@@ -260,14 +260,14 @@ Test(cuda_forms, what_stays_is_a_raw_copy, .timeout = 60)
     end();
 }
 
-/* ---- companions that can't ---- */
+/* ---- copy agents that can't ---- */
 
 /* It does not say that it knows such orders, so it gets none, which it would take for others. */
-Test(cuda_forms, an_old_companion_gets_no_such_orders, .timeout = 60)
+Test(cuda_forms, an_old_copy_agent_gets_no_such_orders, .timeout = 60)
 {
     for (unsigned does = ENCODED; does <= SHIFTED; does++) {
         begin(COPY_STAGED, does);
-        worker_companion(&w, 256 << 10, 4);
+        worker_copy_agent(&w, 256 << 10, 4);
         atomic_store(&w.shared->words.knows, does == ENCODED ? 0 : UCM_STAGING_KNOWS_CONVERSION);
         run(DEVICE_LOAD, 0, PLANES, does);
         run(DEVICE_LOAD, 2, 2, does);
@@ -279,14 +279,14 @@ Test(cuda_forms, an_old_companion_gets_no_such_orders, .timeout = 60)
     }
 }
 
-/* The worker registered the region here without its encoding, or its rope: its companion refuses. */
-Test(cuda_forms, refused_where_the_companion_knows_nothing_of_it, .timeout = 60)
+/* The worker registered the region here without its encoding, or its rope: its copy agent refuses. */
+Test(cuda_forms, refused_where_the_copy_agent_knows_nothing_of_it, .timeout = 60)
 {
     for (unsigned does = ENCODED; does <= SHIFTED; does++) {
         begin(COPY_STAGED, does);
         w.encoding = NULL;
         w.rope = NULL;
-        worker_companion(&w, 256 << 10, 4);
+        worker_copy_agent(&w, 256 << 10, 4);
         run_passing(DEVICE_LOAD, does);
         if (does == ENCODED)
             run_passing(DEVICE_DUMP, does);
@@ -332,7 +332,7 @@ static enum ucm_staging_phase answer(uint32_t number)
 
     ucm_staging_post(w.shared, 0, tag);
     while (phase == STAGING_POSTED || phase == STAGING_CLAIMED)
-        phase = ucm_staging_phase_of(atomic_load(&w.shared->words.slices[0].state));
+        phase = ucm_staging_phase_of(atomic_load(&w.shared->words.entries[0].state));
     return phase;
 }
 
@@ -342,9 +342,9 @@ Test(cuda_forms, orders_that_do_not_fit_are_refused, .timeout = 60)
     struct ucm_staging_order *o;
 
     begin(COPY_AUTO, ENCODED);
-    worker_companion(&w, 64 << 10, 2);
+    worker_copy_agent(&w, 64 << 10, 2);
     o = &w.shared->orders[0];
-    /* One item of all planes, encoded, is longer than a slice; one plane of it fits. */
+    /* One item of all planes, encoded, is longer than an entry; one plane of it fits. */
     *o = (struct ucm_staging_order){.direction = 1,
                                     .region = w.region->ring_region,
                                     .n_planes = 1,
@@ -361,7 +361,7 @@ Test(cuda_forms, orders_whose_tables_do_not_fit_are_refused, .timeout = 60)
     struct ucm_staging_order *o;
 
     begin(COPY_AUTO, SHIFTED);
-    worker_companion(&w, 64 << 10, 2);
+    worker_copy_agent(&w, 64 << 10, 2);
     o = &w.shared->orders[0];
     *o = (struct ucm_staging_order){
         .region = w.region->ring_region, .n_planes = 1, .n_items = 1, .tables = 1};
@@ -381,32 +381,32 @@ Test(cuda_forms, orders_whose_tables_do_not_fit_are_refused, .timeout = 60)
     end();
 }
 
-static void refuses(const struct ucm_copy_plane *planes, struct companion_skills skills)
+static void refuses(const struct ucm_copy_plane *planes, struct copy_agent_skills skills)
 {
     uint32_t number;
 
-    cr_assert_eq(companion_region_add(&w.companion, planes, PLANES, BLOCKS, skills, &number),
+    cr_assert_eq(copy_agent_region_add(&w.copy_agent, planes, PLANES, BLOCKS, skills, &number),
                  CUDA_ERROR_INVALID_VALUE);
 }
 
-Test(cuda_forms, planes_that_are_no_tensors_or_have_no_k_get_no_companion, .timeout = 60)
+Test(cuda_forms, planes_that_are_no_tensors_or_have_no_k_get_no_copy_agent, .timeout = 60)
 {
     struct ucm_copy_plane planes[PLANES];
     uint8_t uuid[UCM_UUID_BYTES];
 
     begin(COPY_AUTO, ENCODED | SHIFTED);
     fake_cuda_uuid(0, uuid);
-    cr_assert_eq(companion_init(&w.companion, uuid, 65536, 2), CUDA_SUCCESS);
+    cr_assert_eq(copy_agent_init(&w.copy_agent, uuid, 65536, 2), CUDA_SUCCESS);
     memcpy(planes, w.region->planes, sizeof(planes));
     planes[PLANES - 1].block_bytes -= 16;
-    refuses(planes, (struct companion_skills){.encoding = &spec});
+    refuses(planes, (struct copy_agent_skills){.encoding = &spec});
     spec.version = 99;
-    refuses(w.region->planes, (struct companion_skills){.encoding = &spec});
+    refuses(w.region->planes, (struct copy_agent_skills){.encoding = &spec});
     rope_at[PLANES - 1] = 2;
-    refuses(w.region->planes, (struct companion_skills){.rope = &rope});
+    refuses(w.region->planes, (struct copy_agent_skills){.rope = &rope});
     rope_at[PLANES - 1] = 0;
     rope.spec.rotary = 129;
-    refuses(w.region->planes, (struct companion_skills){.rope = &rope});
-    companion_close(&w.companion);
+    refuses(w.region->planes, (struct copy_agent_skills){.rope = &rope});
+    copy_agent_close(&w.copy_agent);
     end();
 }

@@ -47,7 +47,7 @@ static void nothing_is_copied(enum copy_strategy strategy)
 
     begin(strategy);
     if (strategy == COPY_STAGED)
-        worker_companion(&w, 65536, 4);
+        worker_copy_agent(&w, 65536, 4);
     bytes_random((void *)(uintptr_t)w.memory, w.bytes, 6);
     memcpy(before, (void *)(uintptr_t)w.memory, w.bytes);
     hang_up();
@@ -70,7 +70,7 @@ Test(cuda_hangup, nothing_is_copied_by_kernels)
     nothing_is_copied(COPY_SM);
 }
 
-Test(cuda_hangup, nothing_is_copied_through_slices)
+Test(cuda_hangup, nothing_is_copied_through_entries)
 {
     nothing_is_copied(COPY_STAGED);
 }
@@ -110,11 +110,11 @@ Test(cuda_hangup, its_event_is_not_waited_for)
 
 /* ---- claimed orders ---- */
 
-/* A copy of which the companion has claimed an order; its kernel does not begin yet. The clock
- * stands still, so the companion is never too late. */
+/* A copy of which the copy agent has claimed an order; its kernel does not begin yet. The clock
+ * stands still, so the copy agent is never too late. */
 static void begin_claimed(struct test_job *j, enum device_op op)
 {
-    worker_companion(&w, MIB, 4);
+    worker_copy_agent(&w, MIB, 4);
     fake_cuda_hold(true);
     copy_half(j, &w, op);
     job_submit(j, gpu);
@@ -134,7 +134,7 @@ Test(cuda_hangup, what_is_gathered_afterwards_is_not_stored)
 }
 
 /* The kernel runs in the worker, whose own context is fine: the copy ends when the kernel does. */
-Test(cuda_hangup, a_lost_context_waits_for_what_companions_claimed)
+Test(cuda_hangup, a_lost_context_waits_for_what_copy_agents_claimed)
 {
     static struct test_job j, k;
 
@@ -157,13 +157,13 @@ Test(cuda_hangup, a_lost_context_waits_for_what_companions_claimed)
 
 #define MANY 40u
 
-Test(cuda_hangup, copies_that_wait_for_slices_hold_up_nobody)
+Test(cuda_hangup, copies_that_wait_for_entries_hold_up_nobody)
 {
     static struct test_job many[MANY], one;
 
     begin(COPY_STAGED);
     worker_begin(&other, getpid(), 2, 4096, 0);
-    worker_companion(&w, 65536, 4);
+    worker_copy_agent(&w, 65536, 4);
     fake_cuda_hold(true);
     for (unsigned i = 0; i < MANY; i++) {
         copy_init(&many[i], &w, DEVICE_LOAD);

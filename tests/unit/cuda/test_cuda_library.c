@@ -1,4 +1,4 @@
-/* libucmclient_cuda over the fake driver: how a companion ends beside a daemon that answers, and
+/* libucmclient_cuda over the fake driver: how a copy agent ends beside a daemon that answers, and
  * beside one that does not. */
 #include "client/include/ucmclient_cuda.h"
 #include "tests/unit/client/client_rig.h"
@@ -30,7 +30,7 @@ static bool dead(void)
     return atomic_load(&ring->words.dead) != 0;
 }
 
-/* Keeps what the companion asks when it ends without an answer. */
+/* Keeps what the copy agent asks when it ends without an answer. */
 static bool silent(struct fake *f, int conn, int method, struct proto_envelope *env)
 {
     (void)f;
@@ -114,7 +114,7 @@ static void rope_refused(struct ucm_rope rope, CUdeviceptr memory, const char *s
     cr_expect(strstr(ucm_cuda_errmsg(), sentence), "%s", ucm_cuda_errmsg());
 }
 
-/* The companion re-rotates K, too, so it must know where K lies before the daemon is asked. */
+/* The copy agent re-rotates K, too, so it must know where K lies before the daemon is asked. */
 Test(cuda_library, knows_where_k_lies)
 {
     struct ucm_rope rope = {.rows = 16, .dim = 64, .rotary = 64, .dtype = "bf16", .base = 10000};
@@ -164,7 +164,7 @@ static bool busy(struct fake *f, int conn, int method, struct proto_envelope *en
 }
 
 /* A refusal is no leave to free what the daemon still has mapped. */
-Test(cuda_library, a_daemon_that_refuses_keeps_the_slices)
+Test(cuda_library, a_daemon_that_refuses_keeps_the_entries)
 {
     rig.fake.hook = busy;
     cr_assert_eq(ucm_cuda_close(cuda, -1), -UCM_EBUSY);

@@ -7,7 +7,7 @@
 #define FRAGMENT 32768u /* of K: 16 tokens of 8 heads of 128 channels, BF16 */
 
 static struct worker_side w;
-static struct companion_rope rope;
+static struct copy_agent_rope rope;
 static uint32_t rope_at[PLANES];
 static struct ucm_rope_angle table[UCM_ROPE_PAIRS_MAX];
 static const struct ucm_rope_angle *shifts[BLOCKS];
@@ -89,12 +89,12 @@ static void begin(enum copy_strategy strategy)
 {
     daemon_begin(strategy, 6 * MIB);
     calls_wrap();
-    rope = (struct companion_rope){.at = rope_at,
-                                   .spec = {.dtype = UCM_ROPE_BF16,
-                                            .rows = FRAGMENT / 256,
-                                            .dim = 128,
-                                            .rotary = 128,
-                                            .base = 10000}};
+    rope = (struct copy_agent_rope){.at = rope_at,
+                                    .spec = {.dtype = UCM_ROPE_BF16,
+                                             .rows = FRAGMENT / 256,
+                                             .dim = 128,
+                                             .rotary = 128,
+                                             .base = 10000}};
     w = (struct worker_side){.rope = &rope};
     worker_memory(&w, 0, PLANES, FRAGMENT, 64);
     w.region = region_of(&w, gpu, getpid(), 64);

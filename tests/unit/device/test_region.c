@@ -407,13 +407,13 @@ Test(region, agrees_with_counting_bytes)
 Test(region, a_staging_ring_takes_its_descriptor)
 {
     struct msg_ring_register ring = {
-        .ipc = {ipc[0], 64}, .offset = 512, .slice_bytes = 65536, .slices = 4, .fd = 1};
+        .ipc = {ipc[0], 64}, .offset = 512, .entry_bytes = 65536, .entries = 4, .fd = 1};
     struct device_staging *s = NULL;
     int fd = fds[1];
 
     cr_assert_eq(staging_check(&ring, fds, n_fds, &s, &e), 0, "%s", e.text);
     cr_assert(fds[1] == -1 && s->fd == fd && fds[0] != -1);
-    cr_assert(s->offset == 512 && s->slice_bytes == 65536 && s->slices == 4);
+    cr_assert(s->offset == 512 && s->entry_bytes == 65536 && s->entries == 4);
     memset(ipc[0], 9, 64);
     cr_assert_eq(s->ipc[63], 1, "its own copy");
     staging_free(s);
@@ -424,12 +424,12 @@ Test(region, a_staging_ring_takes_its_descriptor)
 Test(region, a_staging_ring_is_of_whole_pages_and_comes_with_memory)
 {
     struct msg_ring_register ring = {
-        .ipc = {ipc[0], 64}, .slice_bytes = 65536 + 512, .slices = 4, .fd = 1};
+        .ipc = {ipc[0], 64}, .entry_bytes = 65536 + 512, .entries = 4, .fd = 1};
     struct device_staging *s = NULL;
 
     cr_assert_eq(staging_check(&ring, fds, n_fds, &s, &e), -UCM_WIRE_INVALID);
     cr_assert(strstr(e.text, "multiple of 4096"), "%s", e.text);
-    ring.slice_bytes = 65536;
+    ring.entry_bytes = 65536;
     ring.fd = 2;
     cr_assert_eq(staging_check(&ring, fds, n_fds, &s, &e), -UCM_WIRE_INVALID);
     cr_assert(strstr(e.text, "2 descriptors"), "%s", e.text);

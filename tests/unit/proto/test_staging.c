@@ -1,5 +1,5 @@
-/* The words that daemon and companion share: of claimed and revoked only one happens, an abandoned
- * ring is never claimed again, and no order that would reach outside of slice or region is sound.
+/* The words that daemon and copy agent share: of claimed and revoked only one happens, an abandoned
+ * ring is never claimed again, and no order that would reach outside of entry or region is sound.
  */
 /* Sanitizers: thread */
 #include "proto/memory/staging.h"
@@ -27,7 +27,7 @@ TestSuite(staging, .init = setup, .fini = teardown);
 Test(staging, layout_is_the_pages)
 {
     cr_assert_eq(sizeof(struct ucm_staging), 139264);
-    cr_assert_eq(offsetof(struct ucm_staging_words, slices), 64);
+    cr_assert_eq(offsetof(struct ucm_staging_words, entries), 64);
     cr_assert_eq(offsetof(struct ucm_staging_words, soon), 16);
     cr_assert_eq(offsetof(struct ucm_staging, orders), 4096);
     cr_assert_eq(sizeof(struct ucm_staging_order), 16448);
@@ -98,9 +98,9 @@ Test(staging, a_turn_is_claimed_or_revoked_but_not_both, .timeout = 60)
         ucm_staging_post(ring, 0, tag);
         atomic_store(&posted, turn);
         for (unsigned i = 0; i < turn % 64; i++)
-            atomic_load(&ring->words.slices[0].state);
+            atomic_load(&ring->words.entries[0].state);
         revoked += ucm_staging_move(ring, 0, tag, STAGING_POSTED, STAGING_REVOKED);
-        word = atomic_load(&ring->words.slices[0].state);
+        word = atomic_load(&ring->words.entries[0].state);
         cr_assert_eq(ucm_staging_tag_of(word), tag);
         claimed += ucm_staging_phase_of(word) == STAGING_CLAIMED;
     }
@@ -114,7 +114,7 @@ static void *sleeper(void *arg)
     uint32_t bell = atomic_load(&ring->words.bell);
 
     (void)arg;
-    while (ucm_staging_phase_of(atomic_load(&ring->words.slices[1].state)) != STAGING_POSTED) {
+    while (ucm_staging_phase_of(atomic_load(&ring->words.entries[1].state)) != STAGING_POSTED) {
         ucm_staging_sleep(ring, bell, 20000);
         bell = atomic_load(&ring->words.bell);
     }
@@ -128,7 +128,7 @@ Test(staging, a_post_wakes_who_sleeps, .timeout = 10)
     for (unsigned i = 0; i < 20; i++) {
         pthread_t thread;
 
-        atomic_store(&ring->words.slices[1].state, 0);
+        atomic_store(&ring->words.entries[1].state, 0);
         cr_assert_eq(pthread_create(&thread, NULL, sleeper, NULL), 0);
         if (i % 2)
             nanosleep(&moment, NULL);
@@ -170,13 +170,13 @@ Test(staging, what_is_claimed_is_awaited, .timeout = 10)
     cr_assert_not(ucm_staging_abandon(ring, 5), "but not for ever");
     cr_assert_eq(pthread_create(&thread, NULL, finisher, NULL), 0);
     cr_assert(ucm_staging_abandon(ring, 5000));
-    cr_assert_eq(ucm_staging_phase_of(atomic_load(&ring->words.slices[2].state)), STAGING_DONE);
+    cr_assert_eq(ucm_staging_phase_of(atomic_load(&ring->words.entries[2].state)), STAGING_DONE);
     pthread_join(thread, NULL);
 }
 
 /* ---- orders ---- */
 
-#define SLICE 65536u
+#define ENTRY 65536u
 #define BLOCKS 100u
 
 static const uint32_t fragments[4] = {4096, 100, 65536, 7};
@@ -190,7 +190,7 @@ static bool sound(const struct ucm_staging_order *order)
 {
     uint64_t bytes = 0;
 
-    return ucm_staging_order_sound(order, SLICE, BLOCKS, 4, fragment, fragments, &bytes);
+    return ucm_staging_order_sound(order, ENTRY, BLOCKS, 4, fragment, fragments, &bytes);
 }
 
 Test(staging, orders_that_fit_are_sound)
@@ -200,12 +200,12 @@ Test(staging, orders_that_fit_are_sound)
 
     for (uint32_t i = 0; i < o.n_items; i++)
         o.blocks[i] = BLOCKS - 1 - i;
-    cr_assert(ucm_staging_order_sound(&o, SLICE, BLOCKS, 4, fragment, fragments, &bytes));
+    cr_assert(ucm_staging_order_sound(&o, ENTRY, BLOCKS, 4, fragment, fragments, &bytes));
     cr_assert_eq(bytes, 4196);
     o.n_items = 16; /* 16 * 4208 */
-    cr_assert_not(sound(&o), "items past the slice's end");
+    cr_assert_not(sound(&o), "items past the entry's end");
     o = (struct ucm_staging_order){.first_plane = 2, .n_planes = 1, .n_items = 1};
-    cr_assert(sound(&o), "one that fills the slice");
+    cr_assert(sound(&o), "one that fills the entry");
     o = (struct ucm_staging_order){.first_plane = 3, .n_planes = 1, .n_items = 4096};
     cr_assert(sound(&o), "many small ones, 16 bytes apart");
 }
@@ -247,7 +247,7 @@ static uint32_t edge(uint64_t *seed)
 }
 
 /* Of ten thousand orders that are made of what is at the edges, each that is called sound stays
- * within slice, planes and region. */
+ * within entry, planes and region. */
 Test(staging, no_order_that_is_sound_reaches_outside)
 {
     struct ucm_staging_order *o = calloc(1, sizeof(*o)); /* so that a read past its end is seen */
@@ -263,7 +263,7 @@ Test(staging, no_order_that_is_sound_reaches_outside)
                                         .n_items = edge(&seed)};
         for (uint32_t k = 0; k < UCM_STAGING_ITEMS; k++)
             o->blocks[k] = i % 8 ? k % BLOCKS : edge(&seed);
-        if (!ucm_staging_order_sound(o, SLICE, BLOCKS, 4, fragment, fragments, &claimed))
+        if (!ucm_staging_order_sound(o, ENTRY, BLOCKS, 4, fragment, fragments, &claimed))
             continue;
         sound_ones++;
         cr_assert(o->direction <= 1 && o->n_items >= 1 && o->n_items <= UCM_STAGING_ITEMS);
@@ -271,7 +271,7 @@ Test(staging, no_order_that_is_sound_reaches_outside)
         for (uint32_t p = 0; p < o->n_planes; p++)
             bytes += fragments[o->first_plane + p];
         cr_assert_eq(bytes, claimed);
-        cr_assert_leq((o->n_items - 1) * ucm_staging_pitch(bytes) + bytes, SLICE);
+        cr_assert_leq((o->n_items - 1) * ucm_staging_pitch(bytes) + bytes, ENTRY);
         for (uint32_t k = 0; k < o->n_items; k++)
             cr_assert_lt(o->blocks[k], BLOCKS);
     }

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from ..buffers import Blocks
 from ..client import Client, Found as Tier, Identity, Memory, Plane
-from ..companion import Companion
+from ..copy_agent import CopyAgent
 from ..keys import sha256_chain
 from ..region import Region, Rope, Task
 from .plan import BlendedError, Plan
@@ -105,13 +105,13 @@ class Chunks:
         *,
         blocks: int,
         rope: Optional[Rope] = None,
-        companion: Optional[Companion] = None,
+        copy_agent: Optional[CopyAgent] = None,
         **options: Any,
     ) -> "ChunkPages":
-        """Registers pages, as Namespace.register does, or with a companion, as Companion.register does. Without rope they can only be
+        """Registers pages, as Namespace.register does, or with a copy agent, as CopyAgent.register does. Without rope they can only be
         stored from."""
-        if companion is not None:
-            return ChunkPages(self, companion.register(self._ns, memory, planes, blocks=blocks, rope=rope, **options), rope)
+        if copy_agent is not None:
+            return ChunkPages(self, copy_agent.register(self._ns, memory, planes, blocks=blocks, rope=rope, **options), rope)
         return ChunkPages(self, self._ns.register(memory, planes, blocks=blocks, rope=rope, **options), rope)
 
 

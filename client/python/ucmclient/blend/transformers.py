@@ -25,7 +25,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ..client import Client, Identity, Namespace, Plane
-from ..companion import Companion
+from ..copy_agent import CopyAgent
 from ..keys import sha256_chain
 from ..memory import SharedMemory, cuda_allocation
 from ..region import BlockResult, Region, Rope
@@ -133,7 +133,7 @@ class BlendCache(Cache):
 
 class Runner:
     """A model, its pages, and the namespaces of its chunks and prefixes. name, revision: of the weights, for the identity. blocks: so many move at once.
-    companion: of the client and the model's GPU, which the caller closes; without it the daemon's own kernels re-rotate K. One thread at a time."""
+    copy_agent: of the client and the model's GPU, which the caller closes; without it the daemon's own kernels re-rotate K. One thread at a time."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Runner:
         revision: str = "",
         blocks: int = 1024,
         block_tokens: int = 16,
-        companion: Optional[Companion] = None,
+        copy_agent: Optional[CopyAgent] = None,
     ):
         config = model.config
         _check_model(model)
@@ -163,7 +163,7 @@ class Runner:
             layer_bytes=2 * block_tokens * self.heads * self.dim * self.dtype.itemsize,
         )
         #: [block][layer][K, V][token][head][channel]
-        self.pages, where = self._new_pages(companion)
+        self.pages, where = self._new_pages(copy_agent)
         self.chunks = Chunks(client, self.identity)
         self._chunk_pages = self.chunks.register(**where, blocks=blocks, rope=self._rope)
         self.prefixes = client.namespace(self.identity)
@@ -186,29 +186,29 @@ class Runner:
 
     # ---- pages ----
 
-    def _new_pages(self, companion: Optional[Companion]) -> tuple[torch.Tensor, dict[str, Any]]:
+    def _new_pages(self, copy_agent: Optional[CopyAgent]) -> tuple[torch.Tensor, dict[str, Any]]:
         """Pages on the model's device, and how they are registered."""
         shape = (self.blocks, self.layers, 2, self.B, self.heads, self.dim)
         layer = self.identity.layer_bytes
         first, more = 0, {}
         if self.device.type == "cpu":
-            if companion is not None:
-                raise ValueError("a companion was given, but the model lies in host memory: companions are for GPUs")
+            if copy_agent is not None:
+                raise ValueError("a copy agent was given, but the model lies in host memory: copy agents are for GPUs")
             shared = SharedMemory(self.blocks * self.layers * layer)
             pages, memory = torch.frombuffer(shared.buffer, dtype=self.dtype).view(shape), shared.memory()
         else:
             pages = torch.zeros(shape, dtype=self.dtype, device=self.device)
             with torch.cuda.device(self.device):
                 memory, base, gpu = cuda_allocation(pages.data_ptr())
-            if companion is not None and companion.gpu != gpu:
-                raise ValueError(f"the companion is one of GPU {companion.gpu.hex()}, the model lies on GPU {gpu.hex()}")
+            if copy_agent is not None and copy_agent.gpu != gpu:
+                raise ValueError(f"the copy agent is one of GPU {copy_agent.gpu.hex()}, the model lies on GPU {gpu.hex()}")
             first = pages.data_ptr() - base
-            more = {"gpu": gpu} if companion is None else {"companion": companion, "addresses": [base]}
+            more = {"gpu": gpu} if copy_agent is None else {"copy_agent": copy_agent, "addresses": [base]}
         planes = [Plane(0, first + i * layer, self.layers * layer, layer, i) for i in range(self.layers)]
         return pages, {"memory": [memory], "planes": planes, **more}
 
     def _settle(self) -> None:
-        """What PyTorch still does with the pages. The daemon and a companion use streams of their own."""
+        """What PyTorch still does with the pages. The daemon and a copy agent use streams of their own."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
@@ -418,8 +418,8 @@ def _between(positions: Sequence[int], begin: int, end: int) -> Sequence[int]:
     return positions[bisect.bisect_left(positions, begin) : bisect.bisect_left(positions, end)]
 
 
-def _register(ns: Namespace, *, companion: Optional[Companion] = None, **where: Any) -> Region:
-    return ns.register(**where) if companion is None else companion.register(ns, **where)
+def _register(ns: Namespace, *, copy_agent: Optional[CopyAgent] = None, **where: Any) -> Region:
+    return ns.register(**where) if copy_agent is None else copy_agent.register(ns, **where)
 
 
 def _check_model(model: Any) -> None:

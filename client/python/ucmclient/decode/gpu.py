@@ -59,7 +59,7 @@ class GpuDecoder(Supply):
         """steps: nobody has entered it. landing: layers of blocks that are gathered at once. summarised: layers that choose
         (Choices.choosing), the others need no summaries; None: all. build(pages, rows): summaries of blocks that extend() finds in the engine's
         pages, by cuda.Builder, into self.summaries of these layers. register: by default the daemon maps the memory, and
-        no companion helps. mapping: read from the daemon's mapping, if it has one. beside: extend() waits for no blocks to come
+        no copy agent helps. mapping: read from the daemon's mapping, if it has one. beside: extend() waits for no blocks to come
         there; the caller has keep_beside() called while steps run."""
         import torch
 

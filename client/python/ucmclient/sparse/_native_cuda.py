@@ -8,7 +8,7 @@ from ctypes import POINTER, Structure, c_char_p, c_int, c_uint32, c_uint64, c_vo
 from functools import lru_cache
 
 from .._native import load
-from ..companion import CompanionMissing, _candidates
+from ..copy_agent import CopyAgentMissing, _candidates
 from ..errors import check as _check
 from ._native import Choose, Summary, Score
 
@@ -90,7 +90,7 @@ def library() -> ctypes.CDLL:
     try:
         return load(_candidates(), PROTOTYPES)
     except OSError as error:
-        raise CompanionMissing(str(error)) from None
+        raise CopyAgentMissing(str(error)) from None
 
 
 def check(rc: int) -> None:

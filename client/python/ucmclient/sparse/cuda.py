@@ -7,7 +7,7 @@
 
 A call launches one kernel on torch's current stream (or `stream`) and waits for nothing, so a CUDA graph can capture it,
 and tensors must live as with any kernel: torch's allocator sees to it for those of that stream. torch is not imported.
-Needs the optional libucmclient_cuda: CompanionMissing says what was tried. No daemon is needed.
+Needs the optional libucmclient_cuda: CopyAgentMissing says what was tried. No daemon is needed.
 """
 
 from __future__ import annotations

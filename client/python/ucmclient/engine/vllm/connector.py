@@ -207,7 +207,7 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
             make = SparseGpuWorker if self._rules.on_gpu else SparseWorker
             self._sparse = make(self._rules, self._worker, layout, summary, kv_caches, self._config, ranks.part)
         sparse = self._sparse.chosen_as if self._sparse is not None else ""
-        for sentence in (self._worker.companion.why, self._worker.stored_as, self._worker.summarised_as, stored_when, gathered, sparse):
+        for sentence in (self._worker.copy_agent.why, self._worker.stored_as, self._worker.summarised_as, stored_when, gathered, sparse):
             if sentence:
                 logger.info("%s", sentence)
 

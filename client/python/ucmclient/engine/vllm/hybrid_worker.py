@@ -54,7 +54,7 @@ class HybridWorker:
     def sentences(self) -> list[str]:
         """For the log, after the start."""
         sizes = ", ".join(str(kind._layout.layer_bytes * len(kind._layout.layers)) for kind in self.kinds)
-        return [f"blocks of {len(self.kinds)} kinds, of {sizes} bytes", *(kind.companion.why for kind in self.kinds)]
+        return [f"blocks of {len(self.kinds)} kinds, of {sizes} bytes", *(kind.copy_agent.why for kind in self.kinds)]
 
     def start_loads(self, plan: HybridPlan) -> None:
         for one in plan.kinds:

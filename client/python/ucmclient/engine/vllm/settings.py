@@ -10,7 +10,7 @@ from ...errors import UcmError
 from ...sparse.policy import Policy
 from .summaries import SummarySettings
 
-_CHOICES = {"companion": ("auto", "on", "off"), "encoding": ("none", "fp8", "int8", "q4", "lossless")}
+_CHOICES = {"copy_agent": ("auto", "on", "off"), "encoding": ("none", "fp8", "int8", "q4", "lossless")}
 
 
 def _advanced(default: Any) -> Any:
@@ -53,9 +53,9 @@ class Settings:
     block_layout: bool = _advanced(True)
     #: Of ranks with the same bytes each loads a share of a hit, and they gather the rest from each other.
     gather_loads: bool = _advanced(False)
-    #: Move small fragments with kernels in this process (ucmclient.Companion), which takes 64 MiB of GPU memory. "auto":
+    #: Move small fragments with kernels in this process (ucmclient.CopyAgent), which takes 64 MiB of GPU memory. "auto":
     #: where that is possible and pays; "on": refuse to start where it is impossible; "off".
-    companion: str = _advanced("auto")
+    copy_agent: str = _advanced("auto")
     #: With an encoding: as many tokens from a request's first one on are stored as they are, in whole blocks.
     raw_first: int = _advanced(0)
     #: With sparse: GPU memory is taken for so many requests of the model's full length.

@@ -1,7 +1,7 @@
 """The worker's half of the connector: loads into the engine's KV tensors, and stores from them.
 
 Promises: the engine gets no block back that a store may still read; a load reports every block that it did not deliver;
-no call waits longer than the settings say, except that cutting the connection waits for a companion's kernels (at most
+no call waits longer than the settings say, except that cutting the connection waits for a copy agent's kernels (at most
 5 s). Imports nothing of vLLM.
 """
 
@@ -19,7 +19,7 @@ from ...memory import cuda_allocation, shared_memory_of
 from ...region import Rope
 from ...sparse.summary import Summary
 from .adapters import right
-from .companion import Accompaniment, RegionMemory
+from .copy_agent import WorkerCopyAgent, RegionMemory
 from .head_groups import Regions
 from .identity import Unsupported
 from .layer_stores import LayerStores
@@ -138,12 +138,12 @@ class WorkerHalf:
         self._layers = len(layout.layers)
         self._layouts, self._on_gpu, self._part = [layout, *more], on_gpu, part
         self._layout, self._rope = layout, rope
-        self.companion = Accompaniment(settings, layout, on_gpu, writes)
+        self.copy_agent = WorkerCopyAgent(settings, layout, on_gpu, writes)
         self._memory = self._export()
         self._summary, self._build = summary if settings.store and writes else None, build
         self.link = Link(settings, identity, name, self._register, self._summary, build)
         try:
-            self.companion.started()
+            self.copy_agent.started()
         except Unsupported:
             self.link.close()
             raise
@@ -174,7 +174,7 @@ class WorkerHalf:
     def _register(self, ns: Namespace, timeout: float) -> Union[Region, Regions]:
         """Runs on any thread; the memory handles were made on a thread with a CUDA context."""
         parts, blocks = list(enumerate(self._memory, self._part)), self._layout.blocks
-        found = self.companion.register(ns, parts, blocks, timeout, self._rope)
+        found = self.copy_agent.register(ns, parts, blocks, timeout, self._rope)
         if found is not None:
             return found
         regions: list[Region] = []

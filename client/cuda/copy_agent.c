@@ -1,8 +1,8 @@
-#include "client/cuda/companion.h"
+#include "client/cuda/copy_agent.h"
 
-#include "client/cuda/companion_encoding.h"
-#include "client/cuda/companion_rope.h"
 #include "client/cuda/context.h"
+#include "client/cuda/copy_agent_encoding.h"
+#include "client/cuda/copy_agent_rope.h"
 
 #include "kernels/encoding/encoding_cuda.h"
 #include "kernels/rope/rope_cuda.h"
@@ -21,7 +21,7 @@
 
 extern const unsigned char ucm_copy_fatbin[];
 
-static CUresult kernel_launch(struct companion *c, CUdeviceptr planes, uint32_t n_planes,
+static CUresult kernel_launch(struct copy_agent *c, CUdeviceptr planes, uint32_t n_planes,
                               struct ucm_copy_item *items, uint32_t n_items, uint32_t tiles,
                               uint32_t direction, CUstream stream)
 {
@@ -35,101 +35,101 @@ static CUresult kernel_launch(struct companion *c, CUdeviceptr planes, uint32_t 
 
 static uint32_t plane_fragment(const void *ctx, uint32_t plane)
 {
-    return ((const struct companion_region *)ctx)->spec[plane].block_bytes;
+    return ((const struct copy_agent_region *)ctx)->spec[plane].block_bytes;
 }
 
 static uint32_t plane_encoded(const void *ctx, uint32_t plane)
 {
-    return ((const struct companion_region *)ctx)->encoded_spec[plane].bytes;
+    return ((const struct copy_agent_region *)ctx)->encoded_spec[plane].bytes;
 }
 
-static CUresult slice_launch(struct companion *c, uint32_t slice, uint64_t item_bytes)
+static CUresult entry_launch(struct copy_agent *c, uint32_t entry, uint64_t item_bytes)
 {
-    struct companion_slice *s = &c->slices[slice];
+    struct copy_agent_entry *s = &c->entries[entry];
     const struct ucm_staging_order *o = &s->order;
     const struct ucm_copy_plane *first = &s->region->spec[o->first_plane];
     uint64_t offset =
         o->converts ? s->region->encoded_spec[o->first_plane].slot_offset : first->slot_offset;
-    uint64_t begin = c->base + slice * c->slice_bytes - offset;
+    uint64_t begin = c->base + entry * c->entry_bytes - offset;
     bool alone = o->converts && ucm_encoding_alone(&s->region->encoding, o->direction);
-    CUstream stream = c->streams[o->direction][alone ? 0 : slice];
+    CUstream stream = c->streams[o->direction][alone ? 0 : entry];
     CUresult r = CUDA_SUCCESS;
 
     for (uint32_t i = 0; i < o->n_items; i++)
         s->items[i] = (struct ucm_copy_item){.slot = begin + i * ucm_staging_pitch(item_bytes),
                                              .block = o->blocks[i]};
     if (o->converts)
-        r = companion_encoding_launch(s->region, o->first_plane, o->n_planes, s->items, o->n_items,
-                                      o->direction, stream);
+        r = copy_agent_encoding_launch(s->region, o->first_plane, o->n_planes, s->items, o->n_items,
+                                       o->direction, stream);
     else if (o->tables == 0)
         r = kernel_launch(c, s->region->planes + o->first_plane * sizeof(*first), o->n_planes,
                           s->items, o->n_items,
                           ucm_copy_tiles(ucm_copy_largest_fragment(first, o->n_planes)),
                           o->direction, stream);
     if (r == CUDA_SUCCESS && o->tables > 0)
-        r = companion_rope_launch(s->region, o, s->items, s->tables, stream);
+        r = copy_agent_rope_launch(s->region, o, s->items, s->tables, stream);
     if (r == CUDA_SUCCESS)
         r = cuEventRecord(s->moved, stream);
-    if (r != CUDA_SUCCESS) /* a refused order must not run: the slice will hold another's bytes */
+    if (r != CUDA_SUCCESS) /* a refused order must not run: the entry will hold another's bytes */
         (void)cuStreamSynchronize(stream);
     return r;
 }
 
 /* The order is claimed. Returns false when it must be refused. Reads `dead` only now, after the
  * claim: see ucm_staging_abandon. */
-static bool slice_begin(struct companion *c, uint32_t slice)
+static bool entry_begin(struct copy_agent *c, uint32_t entry)
 {
-    struct companion_slice *s = &c->slices[slice];
+    struct copy_agent_entry *s = &c->entries[entry];
     uint32_t (*bytes)(const void *ctx, uint32_t plane);
     uint64_t item_bytes;
 
-    memcpy(&s->order, &c->served->orders[slice], sizeof(s->order));
-    if (s->order.region < 1 || s->order.region > COMPANION_REGIONS)
+    memcpy(&s->order, &c->served->orders[entry], sizeof(s->order));
+    if (s->order.region < 1 || s->order.region > COPY_AGENT_REGIONS)
         return false;
     s->region = c->regions[s->order.region - 1];
     if (!s->region || (s->order.converts && !s->region->encoded_spec))
         return false;
     bytes = s->order.converts ? plane_encoded : plane_fragment;
     if (atomic_load(&c->served->words.dead) ||
-        !ucm_staging_order_sound(&s->order, c->slice_bytes, s->region->blocks, s->region->n_planes,
+        !ucm_staging_order_sound(&s->order, c->entry_bytes, s->region->blocks, s->region->n_planes,
                                  bytes, s->region, &item_bytes) ||
-        !companion_rope_sound(s->region, &s->order) ||
-        slice_launch(c, slice, item_bytes) != CUDA_SUCCESS)
+        !copy_agent_rope_sound(s->region, &s->order) ||
+        entry_launch(c, entry, item_bytes) != CUDA_SUCCESS)
         return false;
     s->region->kernels++;
     return true;
 }
 
-static bool slice_claim(struct companion *c, uint32_t slice)
+static bool entry_claim(struct copy_agent *c, uint32_t entry)
 {
-    struct companion_slice *s = &c->slices[slice];
+    struct copy_agent_entry *s = &c->entries[entry];
     struct ucm_staging_words *words = &c->served->words;
-    uint64_t state = atomic_load(&words->slices[slice].state);
+    uint64_t state = atomic_load(&words->entries[entry].state);
     uint32_t tag = ucm_staging_tag_of(state);
 
     if (ucm_staging_phase_of(state) != STAGING_POSTED || atomic_load(&words->dead) ||
         ucm_staging_generation(tag) != atomic_load(&words->generation) ||
-        !ucm_staging_move(c->served, slice, tag, STAGING_POSTED, STAGING_CLAIMED))
+        !ucm_staging_move(c->served, entry, tag, STAGING_POSTED, STAGING_CLAIMED))
         return false;
     s->tag = tag;
-    s->claimed = slice_begin(c, slice);
+    s->claimed = entry_begin(c, entry);
     if (!s->claimed)
-        (void)ucm_staging_move(c->served, slice, tag, STAGING_CLAIMED, STAGING_REFUSED);
+        (void)ucm_staging_move(c->served, entry, tag, STAGING_CLAIMED, STAGING_REFUSED);
     return true;
 }
 
 /* A kernel that failed has lost the process's context: no kernel will run again, and the daemon
- * must not take the slice for moved. */
-static bool slice_poll(struct companion *c, uint32_t slice)
+ * must not take the entry for moved. */
+static bool entry_poll(struct copy_agent *c, uint32_t entry)
 {
-    struct companion_slice *s = &c->slices[slice];
+    struct copy_agent_entry *s = &c->entries[entry];
     CUresult r = cuEventQuery(s->moved);
 
     if (r == CUDA_ERROR_NOT_READY)
         return false;
     if (r != CUDA_SUCCESS)
         atomic_store(&c->served->words.dead, 1);
-    (void)ucm_staging_move(c->served, slice, s->tag, STAGING_CLAIMED,
+    (void)ucm_staging_move(c->served, entry, s->tag, STAGING_CLAIMED,
                            r == CUDA_SUCCESS ? STAGING_DONE : STAGING_REFUSED);
     s->claimed = false;
     if (--s->region->kernels == 0)
@@ -137,14 +137,14 @@ static bool slice_poll(struct companion *c, uint32_t slice)
     return true;
 }
 
-static bool slices_step(struct companion *c, bool *claimed)
+static bool entries_step(struct copy_agent *c, bool *claimed)
 {
     bool moved = false;
 
     *claimed = false;
-    for (uint32_t i = 0; c->served && i < c->n_slices; i++) {
-        moved |= c->slices[i].claimed ? slice_poll(c, i) : slice_claim(c, i);
-        *claimed |= c->slices[i].claimed;
+    for (uint32_t i = 0; c->served && i < c->n_entries; i++) {
+        moved |= c->entries[i].claimed ? entry_poll(c, i) : entry_claim(c, i);
+        *claimed |= c->entries[i].claimed;
     }
     return moved;
 }
@@ -152,8 +152,8 @@ static bool slices_step(struct companion *c, bool *claimed)
 /* ---- the thread ---- */
 
 /* Nothing moved. Called with the mutex, which it releases while it sleeps. bell: its value before
- * the slices were polled. */
-static void nap(struct companion *c, bool claimed, uint32_t bell, int64_t still_ns)
+ * the entries were polled. */
+static void nap(struct copy_agent *c, bool claimed, uint32_t bell, int64_t still_ns)
 {
     struct ucm_staging *served = c->served;
     struct timespec t = {.tv_nsec = NAP_NS};
@@ -176,33 +176,33 @@ static void nap(struct companion *c, bool claimed, uint32_t bell, int64_t still_
 static void *thread_run(void *arg)
 {
     CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED; /* see ucm_context_enter */
-    struct companion *c = arg;
+    struct copy_agent *c = arg;
     int64_t moved_ns = 0;
     uint32_t rung = 0, bell;
     bool claimed;
 
     (void)cuCtxSetCurrent(c->context);
     (void)cuThreadExchangeStreamCaptureMode(&relaxed);
-    (void)prctl(PR_SET_NAME, "ucm-companion");
+    (void)prctl(PR_SET_NAME, "ucm-copy-agent");
     (void)prctl(PR_SET_TIMERSLACK, 1000);
     pthread_mutex_lock(&c->mutex);
     while (!c->quit) {
         bell = c->served ? atomic_load(&c->served->words.bell) : rung;
-        if (slices_step(c, &claimed) || bell != rung)
-            moved_ns = companion_now_ns();
+        if (entries_step(c, &claimed) || bell != rung)
+            moved_ns = copy_agent_now_ns();
         rung = bell;
         if (!claimed && c->served != c->wanted) {
             c->served = c->wanted;
             pthread_cond_broadcast(&c->changed);
         } else {
-            nap(c, claimed, bell, companion_now_ns() - moved_ns);
+            nap(c, claimed, bell, copy_agent_now_ns() - moved_ns);
         }
     }
     pthread_mutex_unlock(&c->mutex);
     return NULL;
 }
 
-void companion_serve(struct companion *c, struct ucm_staging *staging)
+void copy_agent_serve(struct copy_agent *c, struct ucm_staging *staging)
 {
     if (staging)
         atomic_store(&staging->words.knows,
@@ -221,17 +221,17 @@ void companion_serve(struct companion *c, struct ucm_staging *staging)
 
 /* ---- regions ---- */
 
-static void region_free(struct companion_region *r)
+static void region_free(struct copy_agent_region *r)
 {
     if (r->planes)
         (void)cuMemFree(r->planes);
-    companion_encoding_close(r);
-    companion_rope_close(r);
+    copy_agent_encoding_close(r);
+    copy_agent_rope_close(r);
     free(r->spec);
     free(r);
 }
 
-CUresult companion_prove(struct companion *c, const uint8_t nonce[UCM_NONCE_BYTES])
+CUresult copy_agent_prove(struct copy_agent *c, const uint8_t nonce[UCM_NONCE_BYTES])
 {
     CUresult r = ucm_context_enter(c->context);
 
@@ -244,11 +244,11 @@ CUresult companion_prove(struct companion *c, const uint8_t nonce[UCM_NONCE_BYTE
     return r;
 }
 
-static CUresult region_new(struct companion *c, const struct ucm_copy_plane *planes,
-                           uint32_t n_planes, uint32_t blocks, struct companion_skills skills,
-                           struct companion_region **out)
+static CUresult region_new(struct copy_agent *c, const struct ucm_copy_plane *planes,
+                           uint32_t n_planes, uint32_t blocks, struct copy_agent_skills skills,
+                           struct copy_agent_region **out)
 {
-    struct companion_region *r = calloc(1, sizeof(*r));
+    struct copy_agent_region *r = calloc(1, sizeof(*r));
     size_t bytes = n_planes * sizeof(*r->spec);
     uint64_t slot_offset = 0;
     CUresult rc;
@@ -266,9 +266,9 @@ static CUresult region_new(struct companion *c, const struct ucm_copy_plane *pla
     rc = r->spec ? ucm_upload(r->spec, bytes, c->streams[0][0], &r->planes)
                  : CUDA_ERROR_OUT_OF_MEMORY;
     if (rc == CUDA_SUCCESS && skills.encoding)
-        rc = companion_encoding_open(c, r, skills.encoding);
+        rc = copy_agent_encoding_open(c, r, skills.encoding);
     if (rc == CUDA_SUCCESS && skills.rope)
-        rc = companion_rope_open(c, r, skills.rope);
+        rc = copy_agent_rope_open(c, r, skills.rope);
     if (rc == CUDA_SUCCESS)
         *out = r;
     else
@@ -276,7 +276,7 @@ static CUresult region_new(struct companion *c, const struct ucm_copy_plane *pla
     return rc;
 }
 
-CUresult companion_owns(struct companion *c, uint64_t address, bool *owns)
+CUresult copy_agent_owns(struct copy_agent *c, uint64_t address, bool *owns)
 {
     int ordinal = -1;
     CUresult r = ucm_context_enter(c->context);
@@ -290,11 +290,11 @@ CUresult companion_owns(struct companion *c, uint64_t address, bool *owns)
     return r;
 }
 
-CUresult companion_region_add(struct companion *c, const struct ucm_copy_plane *planes,
-                              uint32_t n_planes, uint32_t blocks, struct companion_skills skills,
-                              uint32_t *number)
+CUresult copy_agent_region_add(struct copy_agent *c, const struct ucm_copy_plane *planes,
+                               uint32_t n_planes, uint32_t blocks, struct copy_agent_skills skills,
+                               uint32_t *number)
 {
-    struct companion_region *region = NULL;
+    struct copy_agent_region *region = NULL;
     uint32_t i = 0;
     CUresult r = ucm_context_enter(c->context);
 
@@ -303,12 +303,12 @@ CUresult companion_region_add(struct companion *c, const struct ucm_copy_plane *
     r = region_new(c, planes, n_planes, blocks, skills, &region);
     if (r == CUDA_SUCCESS) {
         pthread_mutex_lock(&c->mutex);
-        while (i < COMPANION_REGIONS && c->regions[i])
+        while (i < COPY_AGENT_REGIONS && c->regions[i])
             i++;
-        if (i < COMPANION_REGIONS)
+        if (i < COPY_AGENT_REGIONS)
             c->regions[i] = region;
         pthread_mutex_unlock(&c->mutex);
-        if (i == COMPANION_REGIONS) {
+        if (i == COPY_AGENT_REGIONS) {
             region_free(region);
             r = CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -319,9 +319,9 @@ CUresult companion_region_add(struct companion *c, const struct ucm_copy_plane *
     return r;
 }
 
-void companion_region_remove(struct companion *c, uint32_t number)
+void copy_agent_region_remove(struct copy_agent *c, uint32_t number)
 {
-    struct companion_region *region;
+    struct copy_agent_region *region;
 
     pthread_mutex_lock(&c->mutex);
     region = c->regions[number - 1];
@@ -335,43 +335,43 @@ void companion_region_remove(struct companion *c, uint32_t number)
     }
 }
 
-void companion_region_mark(struct companion *c, uint32_t number, void *user)
+void copy_agent_region_mark(struct copy_agent *c, uint32_t number, void *user)
 {
     pthread_mutex_lock(&c->mutex);
     c->regions[number - 1]->user = user;
     pthread_mutex_unlock(&c->mutex);
 }
 
-uint32_t companion_region_find(struct companion *c, const void *user)
+uint32_t copy_agent_region_find(struct copy_agent *c, const void *user)
 {
     uint32_t i = 0;
 
     pthread_mutex_lock(&c->mutex);
-    while (i < COMPANION_REGIONS && (!c->regions[i] || c->regions[i]->user != user))
+    while (i < COPY_AGENT_REGIONS && (!c->regions[i] || c->regions[i]->user != user))
         i++;
-    if (i < COMPANION_REGIONS)
+    if (i < COPY_AGENT_REGIONS)
         c->regions[i]->user = NULL;
     pthread_mutex_unlock(&c->mutex);
-    return i < COMPANION_REGIONS ? i + 1 : 0;
+    return i < COPY_AGENT_REGIONS ? i + 1 : 0;
 }
 
 /* ---- init and close ---- */
 
 /* Tokens wait for loads. None waits for a dump: it takes what the worker's kernels leave. */
-static CUresult streams_create(struct companion *c)
+static CUresult streams_create(struct copy_agent *c)
 {
     int least, greatest;
     CUresult r = cuCtxGetStreamPriorityRange(&least, &greatest);
 
-    for (unsigned i = 0; r == CUDA_SUCCESS && i < 2 * c->n_slices; i++)
+    for (unsigned i = 0; r == CUDA_SUCCESS && i < 2 * c->n_entries; i++)
         r = cuStreamCreateWithPriority(&c->streams[i % 2][i / 2], CU_STREAM_NON_BLOCKING,
                                        i % 2 == UCM_COPY_LOAD ? greatest : least);
     return r;
 }
 
-static CUresult slices_create(struct companion *c)
+static CUresult entries_create(struct copy_agent *c)
 {
-    size_t items = (size_t)c->n_slices * UCM_STAGING_ITEMS, used = c->n_slices * c->slice_bytes;
+    size_t items = (size_t)c->n_entries * UCM_STAGING_ITEMS, used = c->n_entries * c->entry_bytes;
     CUipcMemHandle handle;
     CUdeviceptr base;
     CUresult r = cuMemAlloc(&c->base, (used + IPC_GRAIN - 1) / IPC_GRAIN * IPC_GRAIN);
@@ -385,11 +385,11 @@ static CUresult slices_create(struct companion *c)
     if (r == CUDA_SUCCESS)
         r = cuMemHostAlloc((void **)&c->items, items * sizeof(*c->items), 0);
     if (r == CUDA_SUCCESS)
-        r = cuMemHostAlloc((void **)&c->tables, c->n_slices * UCM_ROPE_TABLES_BYTES, 0);
-    for (uint32_t i = 0; r == CUDA_SUCCESS && i < c->n_slices; i++) {
-        c->slices[i].items = c->items + (size_t)i * UCM_STAGING_ITEMS;
-        c->slices[i].tables = c->tables + i * (UCM_ROPE_TABLES_BYTES / sizeof(*c->tables));
-        r = cuEventCreate(&c->slices[i].moved, CU_EVENT_DISABLE_TIMING);
+        r = cuMemHostAlloc((void **)&c->tables, c->n_entries * UCM_ROPE_TABLES_BYTES, 0);
+    for (uint32_t i = 0; r == CUDA_SUCCESS && i < c->n_entries; i++) {
+        c->entries[i].items = c->items + (size_t)i * UCM_STAGING_ITEMS;
+        c->entries[i].tables = c->tables + i * (UCM_ROPE_TABLES_BYTES / sizeof(*c->tables));
+        r = cuEventCreate(&c->entries[i].moved, CU_EVENT_DISABLE_TIMING);
     }
     if (r != CUDA_SUCCESS)
         return r;
@@ -400,24 +400,24 @@ static CUresult slices_create(struct companion *c)
 
 /* The first launch of a kernel, and the first on a stream, may wait for everything that runs in the
  * process: better now than when a copy is due. These launches copy nothing. The clearing of the
- * slices, enqueued on the first stream before, has ended when they have. */
-static CUresult kernel_warm(struct companion *c)
+ * entries, enqueued on the first stream before, has ended when they have. */
+static CUresult kernel_warm(struct copy_agent *c)
 {
     CUresult r = CUDA_SUCCESS;
 
-    for (unsigned i = 0; r == CUDA_SUCCESS && i < 2 * c->n_slices; i++) {
+    for (unsigned i = 0; r == CUDA_SUCCESS && i < 2 * c->n_entries; i++) {
         CUstream stream = c->streams[i % 2][i / 2];
 
         r = kernel_launch(c, 0, 0, NULL, 0, 0, i % 2, stream);
         if (r == CUDA_SUCCESS)
-            r = cuEventRecord(c->slices[i / 2].moved, stream);
+            r = cuEventRecord(c->entries[i / 2].moved, stream);
         if (r == CUDA_SUCCESS)
             r = cuStreamSynchronize(stream);
     }
     return r;
 }
 
-static CUresult create(struct companion *c)
+static CUresult create(struct copy_agent *c)
 {
     CUresult r = cuModuleLoadData(&c->module, ucm_copy_fatbin);
 
@@ -426,7 +426,7 @@ static CUresult create(struct companion *c)
     if (r == CUDA_SUCCESS)
         r = streams_create(c);
     if (r == CUDA_SUCCESS)
-        r = slices_create(c);
+        r = entries_create(c);
     if (r == CUDA_SUCCESS)
         r = kernel_warm(c);
     if (r == CUDA_SUCCESS && pthread_create(&c->thread, NULL, thread_run, c) != 0)
@@ -435,9 +435,9 @@ static CUresult create(struct companion *c)
 }
 
 /* Undoes create, whole or in part; the context is current. */
-static void destroy(struct companion *c)
+static void destroy(struct copy_agent *c)
 {
-    for (unsigned i = 0; i < 2 * UCM_MAX_SLICES; i++) {
+    for (unsigned i = 0; i < 2 * UCM_MAX_STAGING_ENTRIES; i++) {
         CUstream stream = c->streams[i % 2][i / 2];
 
         if (stream) {
@@ -445,9 +445,9 @@ static void destroy(struct companion *c)
             (void)cuStreamDestroy(stream);
         }
     }
-    for (uint32_t i = 0; i < c->n_slices; i++)
-        if (c->slices[i].moved)
-            (void)cuEventDestroy(c->slices[i].moved);
+    for (uint32_t i = 0; i < c->n_entries; i++)
+        if (c->entries[i].moved)
+            (void)cuEventDestroy(c->entries[i].moved);
     if (c->items)
         (void)cuMemFreeHost(c->items);
     if (c->tables)
@@ -458,23 +458,23 @@ static void destroy(struct companion *c)
         (void)cuModuleUnload(c->module);
 }
 
-CUresult companion_init(struct companion *c, const uint8_t uuid[UCM_UUID_BYTES],
-                        uint64_t slice_bytes, uint32_t n_slices)
+CUresult copy_agent_init(struct copy_agent *c, const uint8_t uuid[UCM_UUID_BYTES],
+                         uint64_t entry_bytes, uint32_t n_entries)
 {
     CUresult r;
 
-    *c = (struct companion){.slice_bytes = slice_bytes,
-                            .n_slices = n_slices,
-                            .mutex = PTHREAD_MUTEX_INITIALIZER,
-                            .changed = PTHREAD_COND_INITIALIZER};
-    c->slices = calloc(n_slices, sizeof(*c->slices));
-    if (!c->slices)
+    *c = (struct copy_agent){.entry_bytes = entry_bytes,
+                             .n_entries = n_entries,
+                             .mutex = PTHREAD_MUTEX_INITIALIZER,
+                             .changed = PTHREAD_COND_INITIALIZER};
+    c->entries = calloc(n_entries, sizeof(*c->entries));
+    if (!c->entries)
         return CUDA_ERROR_OUT_OF_MEMORY;
     r = ucm_device_find(uuid, &c->dev);
     if (r == CUDA_SUCCESS)
         r = cuDevicePrimaryCtxRetain(&c->context, c->dev);
     if (r != CUDA_SUCCESS)
-        goto err_after_slices;
+        goto err_after_entries;
     r = ucm_context_enter(c->context);
     if (r != CUDA_SUCCESS)
         goto err_after_retain;
@@ -487,14 +487,14 @@ CUresult companion_init(struct companion *c, const uint8_t uuid[UCM_UUID_BYTES],
 
 err_after_retain:
     (void)cuDevicePrimaryCtxRelease(c->dev);
-err_after_slices:
-    free(c->slices);
+err_after_entries:
+    free(c->entries);
     return r;
 }
 
-void companion_close(struct companion *c)
+void copy_agent_close(struct copy_agent *c)
 {
-    companion_serve(c, NULL);
+    copy_agent_serve(c, NULL);
     pthread_mutex_lock(&c->mutex);
     c->quit = true;
     pthread_cond_broadcast(&c->changed);
@@ -503,12 +503,12 @@ void companion_close(struct companion *c)
     pthread_mutex_destroy(&c->mutex);
     pthread_cond_destroy(&c->changed);
     if (ucm_context_enter(c->context) == CUDA_SUCCESS) {
-        for (unsigned i = 0; i < COMPANION_REGIONS; i++)
+        for (unsigned i = 0; i < COPY_AGENT_REGIONS; i++)
             if (c->regions[i])
                 region_free(c->regions[i]);
         destroy(c);
         ucm_context_leave();
         (void)cuDevicePrimaryCtxRelease(c->dev);
-        free(c->slices);
+        free(c->entries);
     }
 }

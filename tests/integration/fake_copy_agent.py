@@ -1,4 +1,4 @@
-"""libucmclient_cuda for a test without a GPU: tests/engines/vllm/fake_companion.c, built and taken for the real one."""
+"""libucmclient_cuda for a test without a GPU: tests/engines/vllm/fake_copy_agent.c, built and taken for the real one."""
 
 import ctypes
 import os
@@ -6,14 +6,14 @@ import subprocess
 import tempfile
 from unittest import mock
 
-from ucmclient import _native, companion
+from ucmclient import _native, copy_agent
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def named(path):
     """Environment in which the library is looked for there; what was found before is forgotten."""
-    companion._library.cache_clear()
+    copy_agent._library.cache_clear()
     return mock.patch.dict(os.environ, {"UCMCLIENT_CUDA_LIB": path})
 
 
@@ -22,13 +22,13 @@ class Fake:
         """For as long as that test runs."""
         directory = tempfile.TemporaryDirectory()
         case.addCleanup(directory.cleanup)
-        path = os.path.join(directory.name, companion.SONAME)
+        path = os.path.join(directory.name, copy_agent.SONAME)
         subprocess.run(["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-I", os.path.join(TOP, "client/include"),
-                        os.path.join(TOP, "tests/engines/vllm/fake_companion.c"), os.path.realpath(_native.lib._name), "-o", path],
+                        os.path.join(TOP, "tests/engines/vllm/fake_copy_agent.c"), os.path.realpath(_native.lib._name), "-o", path],
                        check=True)
         environment = named(path)
         environment.start()
-        case.addCleanup(companion._library.cache_clear)
+        case.addCleanup(copy_agent._library.cache_clear)
         case.addCleanup(environment.stop)
         self._library = ctypes.CDLL(path)
 
@@ -37,9 +37,9 @@ class Fake:
         (ctypes.c_int * 2).in_dll(self._library, "fake_refusals")[:] = [open, register]
 
     @property
-    def companions(self):
+    def copy_agents(self):
         """How many there are now."""
-        return ctypes.c_int.in_dll(self._library, "fake_companions").value
+        return ctypes.c_int.in_dll(self._library, "fake_copy_agents").value
 
     def calls(self):
         """Since the last time: a letter each."""

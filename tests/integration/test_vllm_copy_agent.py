@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The vLLM connector with a companion in its workers (docs/vllm.md, "Small fragments"), in the small engine of
+"""The vLLM connector with a copy agent in its workers (docs/vllm.md, "Small fragments"), in the small engine of
 tests/engines/vllm: on a GPU (UCM_VLLM_GPU) the real one, else one that needs none."""
 
 import os
@@ -12,13 +12,13 @@ from unittest import mock
 from vllm_case import GPU, Case, Request, daemon, prompt, watch  # sets the paths
 from daemon import halt
 from ucmclient import Namespace, Status
-from ucmclient.engine.vllm import companion, worker
+from ucmclient.engine.vllm import copy_agent, worker
 from ucmclient.engine.vllm.identity import Unsupported
 
 
 @unittest.skipUnless(GPU, "there is no GPU: UCM_VLLM_GPU is not set")
-class CompanionsOnGpu(Case):
-    """The daemon moves everything through slices that it has."""
+class CopyAgentsOnGpu(Case):
+    """The daemon moves everything through entries that it has."""
 
     STAGED = {"copy.strategy": "staged"}
 
@@ -27,15 +27,15 @@ class CompanionsOnGpu(Case):
         self.addCleanup(self.stop)
 
     def staged(self):
-        """Bytes that went through companions; and all."""
+        """Bytes that went through copy agents; and all."""
         devices = self.all_stats()["devices"]
         return (sum(d.get("staged_bytes", 0) for d in devices),
                 sum(d["load_bytes"] + d["dump_bytes"] for d in devices))
 
-    def through_companions(self, tokens, least=0.5, **more):
-        """One engine stores and another one loads, and most bytes go through slices; a turn that is late goes straight."""
+    def through_copy_agents(self, tokens, least=0.5, **more):
+        """One engine stores and another one loads, and most bytes go through entries; a turn that is late goes straight."""
         before, all_before = self.staged()
-        a, b = (self.engine(companion="on", **more) for _ in range(2))
+        a, b = (self.engine(copy_agent="on", **more) for _ in range(2))
         self.check(a, Request("cold", tokens))
         self.check(b, Request("warm", tokens))
         self.assertGreater(b.loaded_tokens, 0)
@@ -46,11 +46,11 @@ class CompanionsOnGpu(Case):
     def test_bytes_go_through_it(self):
         for layout in ("split", "fused", "packed"):
             with self.subTest(layout):
-                self.through_companions(prompt(200, 150), layout=layout, salt=layout)
+                self.through_copy_agents(prompt(200, 150), layout=layout, salt=layout)
 
     def test_layer_after_layer_and_ranks(self):
         """Such loads go straight: in a slot a layer is one small fragment."""
-        self.through_companions(prompt(201, 150), least=0.25, async_load=False, layerwise=True, ranks=2)
+        self.through_copy_agents(prompt(201, 150), least=0.25, async_load=False, layerwise=True, ranks=2)
 
     def test_auto_uses_it(self):
         a = self.engine()
@@ -58,12 +58,12 @@ class CompanionsOnGpu(Case):
         self.assertGreater(self.staged()[0], 0)
 
     def test_off_does_not(self):
-        a = self.engine(companion="off")
+        a = self.engine(copy_agent="off")
         self.check(a, Request("cold", prompt(203, 60)))
         self.assertEqual(self.staged()[0], 0)
 
     def test_sleep(self):
-        a, b = self.through_companions(prompt(204, 100))
+        a, b = self.through_copy_agents(prompt(204, 100))
         a.sleep()
         a.wake()
         before = self.staged()[0]
@@ -71,7 +71,7 @@ class CompanionsOnGpu(Case):
         self.assertGreater(self.staged()[0], before)
 
     def test_the_daemon_is_killed_and_started_again(self):
-        a, b = self.through_companions(prompt(206, 100))
+        a, b = self.through_copy_agents(prompt(206, 100))
         self.restart(**self.STAGED)
         self.eventually(lambda: self.loads(a, prompt(207, 100)))
 
@@ -81,7 +81,7 @@ class CompanionsOnGpu(Case):
         self.eventually(staged)
 
     def test_a_connection_that_is_cut(self):
-        a, b = self.through_companions(prompt(208, 100))
+        a, b = self.through_copy_agents(prompt(208, 100))
         link = b.ranks[0].connector._worker.link
         link.cut()
         self.eventually(lambda: link.region is not None)
@@ -91,13 +91,13 @@ class CompanionsOnGpu(Case):
 
 
 @unittest.skipIf(GPU, "a GPU has the real library")
-class Companions(Case):
-    """Workers with a companion: over a library that needs no GPU, and an engine on the host that is taken for one."""
+class CopyAgents(Case):
+    """Workers with a copy agent: over a library that needs no GPU, and an engine on the host that is taken for one."""
 
     def setUp(self):
-        import fake_companion
+        import fake_copy_agent
         super().setUp()
-        self.fake = fake_companion.Fake(self)
+        self.fake = fake_copy_agent.Fake(self)
         memory, register = worker.region_memory, Namespace.register
 
         def on_gpu(layout, _):
@@ -106,8 +106,8 @@ class Companions(Case):
         def on_host(ns, memory, planes, *, gpu, **more):
             return register(ns, memory, planes, **more)
         def choice(settings, layout, _, writes):
-            return companion.Accompaniment(settings, layout, True, writes)
-        for patch in (mock.patch.object(worker, "Accompaniment", choice), mock.patch.object(worker, "region_memory", on_gpu),
+            return copy_agent.WorkerCopyAgent(settings, layout, True, writes)
+        for patch in (mock.patch.object(worker, "WorkerCopyAgent", choice), mock.patch.object(worker, "region_memory", on_gpu),
                       mock.patch.object(Namespace, "register", on_host)):
             patch.start()
             self.addCleanup(patch.stop)
@@ -118,25 +118,25 @@ class Companions(Case):
         self.check(a, Request("cold", tokens))
         self.check(b, Request("warm", tokens))
         self.assertGreater(b.loaded_tokens, 0)
-        self.assertEqual((self.fake.calls(), self.fake.companions), ("OR" * 4, 4))
+        self.assertEqual((self.fake.calls(), self.fake.copy_agents), ("OR" * 4, 4))
         a.close()
-        self.assertEqual((self.fake.calls(), self.fake.companions), ("UC" * 2, 2))
+        self.assertEqual((self.fake.calls(), self.fake.copy_agents), ("UC" * 2, 2))
 
-    def test_q4_has_more_and_smaller_slices(self):
-        with mock.patch.object(companion, "Companion", wraps=companion.Companion) as opened:
+    def test_q4_has_more_and_smaller_entries(self):
+        with mock.patch.object(copy_agent, "CopyAgent", wraps=copy_agent.CopyAgent) as opened:
             for encoding in ("fp8", "q4"):
                 self.engine(encoding=encoding, dtype="bfloat16")
-        self.assertEqual([(call.kwargs["slices"], call.kwargs["slice_bytes"]) for call in opened.call_args_list],
+        self.assertEqual([(call.kwargs["entries"], call.kwargs["entry_bytes"]) for call in opened.call_args_list],
                          [(0, 0), (8, 8 << 20)])
 
     def test_sleep_gives_its_memory_back(self):
         a = self.engine()
         a.sleep()
-        self.assertEqual(self.fake.companions, 0)
+        self.assertEqual(self.fake.copy_agents, 0)
         self.assertEqual(self.stats()["regions"], 0)
         a.wake()
         self.check(a, Request("awake", prompt(301, 60)))
-        self.assertEqual((self.fake.calls(), self.fake.companions), ("ORUCOR", 1))
+        self.assertEqual((self.fake.calls(), self.fake.copy_agents), ("ORUCOR", 1))
 
     def test_one_that_can_not_register_when_it_wakes(self):
         a = self.engine(connect_timeout=1)
@@ -144,15 +144,15 @@ class Companions(Case):
         self.fake.calls()
         self.fake.refuse(register=Status.BUSY)
         a.wake()
-        self.assertEqual(self.fake.companions, 0, "what can't be used is given back")
+        self.assertEqual(self.fake.copy_agents, 0, "what can't be used is given back")
         self.fake.refuse()
         self.eventually(lambda: self.loads(a, prompt(310, 60)))
-        self.assertEqual(self.fake.companions, 1)
+        self.assertEqual(self.fake.copy_agents, 1)
 
     def test_workers_that_just_shut_down(self):
         a = self.engine()
         a.ranks[0].connector.shutdown()
-        self.assertEqual((self.fake.calls(), self.fake.companions), ("ORA", 0))
+        self.assertEqual((self.fake.calls(), self.fake.copy_agents), ("ORA", 0))
 
     def test_what_it_refuses_goes_without(self):
         for refused in ({"open": Status.NO_MEMORY}, {"open": Status.UNSUPPORTED}, {"register": Status.DEVICE}):
@@ -160,54 +160,54 @@ class Companions(Case):
                 self.fake.refuse(**refused)
                 with self.assertLogs("ucmclient.engine.vllm", "WARNING") as log:
                     a, b = self.engine(salt=str(refused)), self.engine(salt=str(refused))
-                self.assertIn("without a companion", log.output[0])
+                self.assertIn("without a copy agent", log.output[0])
                 tokens = prompt(302, 60)
                 self.check(a, Request("cold", tokens))
                 self.check(b, Request("warm", tokens))
                 self.assertGreater(b.loaded_tokens, 0)
-                self.assertEqual(self.fake.companions, 0)
+                self.assertEqual(self.fake.copy_agents, 0)
 
     def test_on_does_not_start_without(self):
         self.fake.refuse(open=Status.NO_MEMORY)
-        with self.assertRaisesRegex(Unsupported, 'companion "on".*out of memory.*"auto"'):
-            self.engine(companion="on")
+        with self.assertRaisesRegex(Unsupported, 'copy agent "on".*out of memory.*"auto"'):
+            self.engine(copy_agent="on")
         self.eventually(lambda: self.stats()["regions"] == 0)
 
     def test_a_library_that_is_not_there(self):
-        import fake_companion
-        with fake_companion.named("/nonexistent.so"):
+        import fake_copy_agent
+        with fake_copy_agent.named("/nonexistent.so"):
             a = self.engine()
-            self.assertIn("/nonexistent.so", a.ranks[0].connector._worker.companion.why)
+            self.assertIn("/nonexistent.so", a.ranks[0].connector._worker.copy_agent.why)
             self.check(a, Request("without", prompt(308, 60)))
             self.assertTrue(self.loads(a, prompt(308, 60)))
-            with self.assertRaisesRegex(Unsupported, 'companion "on".*UCMCLIENT_CUDA_LIB.*/nonexistent.so'):
-                self.engine(companion="on")
+            with self.assertRaisesRegex(Unsupported, 'copy agent "on".*UCMCLIENT_CUDA_LIB.*/nonexistent.so'):
+                self.engine(copy_agent="on")
 
     def test_off(self):
-        a = self.engine(companion="off")
+        a = self.engine(copy_agent="off")
         self.check(a, Request("without", prompt(309, 60)))
         self.assertEqual(self.fake.calls(), "")
 
     def test_on_goes_on_without_later(self):
-        a = self.engine(companion="on")
+        a = self.engine(copy_agent="on")
         self.fake.refuse(open=Status.NO_MEMORY)
         link = a.ranks[0].connector._worker.link
         link.cut()
         self.eventually(lambda: link.region is not None)
         self.check(a, Request("stored", prompt(303, 60)))
         self.assertTrue(self.loads(a, prompt(303, 60)))
-        self.assertEqual(self.fake.companions, 0)
+        self.assertEqual(self.fake.copy_agents, 0)
 
     def test_a_daemon_that_comes_later(self):
         socket = self.daemon.socket
         self.daemon.stop()
-        a = self.engine(socket=socket, connect_timeout=0.2, companion="on")
+        a = self.engine(socket=socket, connect_timeout=0.2, copy_agent="on")
         self.assertEqual(self.fake.calls(), "")
         os.makedirs(os.path.dirname(socket), exist_ok=True)
         self.daemon = daemon(socket=socket, nvme=False)
         self.eventually(lambda: self.loads(a, prompt(304, 60)))
         self.assertRegex(self.fake.calls(), "OR$")  # one that is slow to start may take more than one
-        self.assertEqual(self.fake.companions, 1)
+        self.assertEqual(self.fake.copy_agents, 1)
 
     def test_a_daemon_that_is_killed(self):
         a = self.engine(lookup_timeout=0.05)
@@ -239,7 +239,7 @@ class Companions(Case):
         self.assertLess(time.monotonic() - began, 60, "the connection was not made anew")
         self.check(b)
         self.eventually(lambda: b.ranks[0].connector._worker.link.region is not None)
-        self.assertEqual(self.fake.companions, 2)
+        self.assertEqual(self.fake.copy_agents, 2)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 /* libucmclient_cuda, found while the program runs: ucm-bench starts without a CUDA driver, and
  * without that library. Its calls into libucmclient are answered by ucm-bench, which exports them.
  * Threads: one. */
-#ifndef UCM_BENCH_COMPANION_H
-#define UCM_BENCH_COMPANION_H
+#ifndef UCM_BENCH_COPY_AGENT_H
+#define UCM_BENCH_COPY_AGENT_H
 
 #include "client/include/ucmclient_cuda.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 
-struct bench_companion {
+struct bench_copy_agent {
     int (*open)(struct ucm_client *client, const uint8_t *gpu,
                 const struct ucm_cuda_options *options, int timeout_ms, struct ucm_cuda **out);
     int (*close)(struct ucm_cuda *cuda, int timeout_ms);
@@ -21,6 +21,6 @@ struct bench_companion {
 };
 
 /* NULL with a sentence in `why` when the library is not there. */
-const struct bench_companion *bench_companion(char *why, size_t why_bytes);
+const struct bench_copy_agent *bench_copy_agent(char *why, size_t why_bytes);
 
 #endif

@@ -1,4 +1,4 @@
-#include "client/cuda/companion_encoding.h"
+#include "client/cuda/copy_agent_encoding.h"
 
 #include "client/cuda/context.h"
 #include "kernels/encoding/encoding_cuda.h"
@@ -7,9 +7,9 @@
 
 extern const unsigned char ucm_encoding_fatbin[];
 
-CUresult companion_encoding_launch(const struct companion_region *region, uint32_t first_plane,
-                                   uint32_t n_planes, struct ucm_copy_item *items, uint32_t n_items,
-                                   uint32_t direction, CUstream stream)
+CUresult copy_agent_encoding_launch(const struct copy_agent_region *region, uint32_t first_plane,
+                                    uint32_t n_planes, struct ucm_copy_item *items,
+                                    uint32_t n_items, uint32_t direction, CUstream stream)
 {
     CUdeviceptr planes = region->encoded + first_plane * sizeof(*region->encoded_spec);
     struct ucm_encoding_spec spec = region->encoding;
@@ -20,8 +20,8 @@ CUresult companion_encoding_launch(const struct companion_region *region, uint32
                           UCM_ENCODING_THREADS, 1, 1, 0, stream, arguments, NULL);
 }
 
-/* Finds the kernels, and launches each once over nothing: see kernel_warm in companion.c. */
-static CUresult coders_load(struct companion *c, struct companion_region *r)
+/* Finds the kernels, and launches each once over nothing: see kernel_warm in copy_agent.c. */
+static CUresult coders_load(struct copy_agent *c, struct copy_agent_region *r)
 {
     char name[UCM_ENCODING_KERNEL_NAME];
     CUresult rc = cuModuleLoadData(&r->module, ucm_encoding_fatbin);
@@ -31,7 +31,7 @@ static CUresult coders_load(struct companion *c, struct companion_region *r)
             return CUDA_ERROR_NOT_SUPPORTED;
         rc = cuModuleGetFunction(&r->coders[i], r->module, name);
         if (rc == CUDA_SUCCESS)
-            rc = companion_encoding_launch(r, 0, 0, NULL, 0, i, c->streams[i][0]);
+            rc = copy_agent_encoding_launch(r, 0, 0, NULL, 0, i, c->streams[i][0]);
         if (rc == CUDA_SUCCESS)
             rc = cuStreamSynchronize(c->streams[i][0]);
     }
@@ -39,8 +39,8 @@ static CUresult coders_load(struct companion *c, struct companion_region *r)
 }
 
 /* Every plane is one tensor, in order: a region that the daemon would refuse gets no kernel here. */
-CUresult companion_encoding_open(struct companion *c, struct companion_region *r,
-                                 const struct ucm_encoding_spec *encoding)
+CUresult copy_agent_encoding_open(struct copy_agent *c, struct copy_agent_region *r,
+                                  const struct ucm_encoding_spec *encoding)
 {
     size_t bytes = r->n_planes * sizeof(*r->encoded_spec);
     char why[UCM_ENCODING_WHY];
@@ -71,7 +71,7 @@ CUresult companion_encoding_open(struct companion *c, struct companion_region *r
     return rc == CUDA_SUCCESS ? coders_load(c, r) : rc;
 }
 
-void companion_encoding_close(struct companion_region *r)
+void copy_agent_encoding_close(struct copy_agent_region *r)
 {
     if (r->encoded)
         (void)cuMemFree(r->encoded);

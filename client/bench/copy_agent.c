@@ -1,4 +1,4 @@
-#include "client/bench/companion.h"
+#include "client/bench/copy_agent.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #define CLIENT_SO "libucmclient.so." UCM_SO_VERSION
-#define COMPANION_SO "libucmclient_cuda.so." UCM_SO_VERSION
+#define COPY_AGENT_SO "libucmclient_cuda.so." UCM_SO_VERSION
 
 /* A build directory is in nobody's library path: the library is opened there by its path, and
  * before it the one that it names. */
@@ -23,11 +23,11 @@ static void *open_beside(void)
     snprintf(name, 64, "%s", CLIENT_SO);
     if (!dlopen(path, RTLD_NOW | RTLD_LOCAL))
         return NULL;
-    snprintf(name, 64, "%s", COMPANION_SO);
+    snprintf(name, 64, "%s", COPY_AGENT_SO);
     return dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }
 
-static bool find(void *library, struct bench_companion *out)
+static bool find(void *library, struct bench_copy_agent *out)
 {
     const struct {
         const char *name;
@@ -52,21 +52,21 @@ static bool find(void *library, struct bench_companion *out)
 
 static void *library_open(void)
 {
-    void *library = dlopen(COMPANION_SO, RTLD_NOW | RTLD_LOCAL);
+    void *library = dlopen(COPY_AGENT_SO, RTLD_NOW | RTLD_LOCAL);
 
     return library ? library : open_beside();
 }
 
-const struct bench_companion *bench_companion(char *why, size_t why_bytes)
+const struct bench_copy_agent *bench_copy_agent(char *why, size_t why_bytes)
 {
-    static struct bench_companion companion;
+    static struct bench_copy_agent copy_agent;
     void *library;
 
-    if (companion.open)
-        return &companion;
+    if (copy_agent.open)
+        return &copy_agent;
     library = library_open();
-    if (library && find(library, &companion))
-        return &companion;
-    snprintf(why, why_bytes, "no companion: %s", dlerror());
+    if (library && find(library, &copy_agent))
+        return &copy_agent;
+    snprintf(why, why_bytes, "no copy agent: %s", dlerror());
     return NULL;
 }

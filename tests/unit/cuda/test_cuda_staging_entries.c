@@ -1,16 +1,16 @@
-/* A ring has few slices: while several tenants use the bus, small requests of one that wait for the last free slice go in
- * it together. The test is the companion, so it says when a slice is free again. */
+/* A ring has few entries: while several tenants use the bus, small requests of one that wait for the last free entry go in
+ * it together. The test is the copy agent, so it says when an entry is free again. */
 #include "tests/unit/cuda/cuda_rig.h"
 
-#define SLICES 4u
-#define HELD (SLICES - 1) /* that one direction may have */
+#define ENTRIES 4u
+#define HELD (ENTRIES - 1) /* that one direction may have */
 #define FRAGMENT (64u << 10)
-#define SLICE (16u * FRAGMENT) /* eight requests of two blocks */
+#define ENTRY (16u * FRAGMENT) /* eight requests of two blocks */
 #define JOBS 23u
 
 static struct worker_side a;
 static struct test_job jobs[JOBS];
-static uint32_t tags[SLICES]; /* of the orders that the test has seen */
+static uint32_t tags[ENTRIES]; /* of the orders that the test has seen */
 
 static void straight(uint32_t tenant)
 {
@@ -30,7 +30,7 @@ static void begin(uint32_t n_planes, unsigned tenants)
 {
     daemon_begin(COPY_STAGED, 10 * MIB);
     worker_begin(&a, getpid(), n_planes, FRAGMENT / n_planes, 0);
-    worker_ring(&a, getpid(), SLICE, SLICES);
+    worker_ring(&a, getpid(), ENTRY, ENTRIES);
     memset(tags, 0, sizeof(tags));
     for (uint32_t tenant = 1; tenant <= tenants; tenant++)
         straight(tenant);
@@ -44,7 +44,7 @@ static void end(void)
     daemon_end();
 }
 
-TestSuite(cuda_slices, .fini = end, .timeout = 60);
+TestSuite(cuda_staging_entries, .fini = end, .timeout = 60);
 
 /* Request i has blocks 2 i and 2 i + 1 and their slots. */
 static void request(enum device_op op, unsigned i, uint32_t tenant)
@@ -63,18 +63,18 @@ static void submit(enum device_op op, unsigned first, unsigned n)
     }
 }
 
-/* ---- the companion ---- */
+/* ---- the copy agent ---- */
 
-static uint64_t state_of(uint32_t slice)
+static uint64_t state_of(uint32_t entry)
 {
-    return atomic_load(&a.shared->words.slices[slice].state);
+    return atomic_load(&a.shared->words.entries[entry].state);
 }
 
-/* A slice with an order that was not seen before; the event loop goes on until there is one. */
+/* An entry with an order that was not seen before; the event loop goes on until there is one. */
 static uint32_t order_wait(void)
 {
     for (;;) {
-        for (uint32_t i = 0; i < SLICES; i++)
+        for (uint32_t i = 0; i < ENTRIES; i++)
             if (ucm_staging_phase_of(state_of(i)) == STAGING_POSTED &&
                 ucm_staging_tag_of(state_of(i)) != tags[i]) {
                 tags[i] = ucm_staging_tag_of(state_of(i));
@@ -85,21 +85,21 @@ static uint32_t order_wait(void)
     }
 }
 
-static void order_move(uint32_t slice, enum ucm_staging_phase from, enum ucm_staging_phase to)
+static void order_move(uint32_t entry, enum ucm_staging_phase from, enum ucm_staging_phase to)
 {
     fake_cuda_fence();
-    cr_assert(ucm_staging_move(a.shared, slice, tags[slice], from, to));
+    cr_assert(ucm_staging_move(a.shared, entry, tags[entry], from, to));
 }
 
 /* What its kernel would do. */
-static void order_serve(uint32_t slice)
+static void order_serve(uint32_t entry)
 {
-    const struct ucm_staging_order *o = &a.shared->orders[slice];
+    const struct ucm_staging_order *o = &a.shared->orders[entry];
     struct ucm_copy_plane planes[64];
     struct ucm_copy_item items[BLOCKS];
     uint64_t at = 0;
 
-    order_move(slice, STAGING_POSTED, STAGING_CLAIMED);
+    order_move(entry, STAGING_POSTED, STAGING_CLAIMED);
     for (uint32_t p = 0; p < o->n_planes; p++) {
         planes[p] = a.region->planes[o->first_plane + p];
         planes[p].base += a.memory - a.region->planes[0].base;
@@ -108,18 +108,18 @@ static void order_serve(uint32_t slice)
     }
     for (uint32_t i = 0; i < o->n_items; i++)
         items[i] = (struct ucm_copy_item){
-            .slot = a.slices + slice * SLICE + i * ucm_staging_pitch(at), .block = o->blocks[i]};
+            .slot = a.entries + entry * ENTRY + i * ucm_staging_pitch(at), .block = o->blocks[i]};
     ucm_copy_ref(planes, o->n_planes, items, o->n_items, (enum ucm_copy_direction)o->direction);
-    order_move(slice, STAGING_CLAIMED, STAGING_DONE);
+    order_move(entry, STAGING_CLAIMED, STAGING_DONE);
 }
 
-static uint32_t order_blocks(uint32_t slice)
+static uint32_t order_blocks(uint32_t entry)
 {
-    return a.shared->orders[slice].n_items;
+    return a.shared->orders[entry].n_items;
 }
 
-/* As many requests as one direction has slices, which the companion holds, and the others behind them. */
-static void slices_fill(enum device_op op, uint32_t held[HELD])
+/* As many requests as one direction has entries, which the copy agent holds, and the others behind them. */
+static void entries_fill(enum device_op op, uint32_t held[HELD])
 {
     for (unsigned i = 0; i < HELD; i++) {
         submit(op, i, 1);
@@ -128,9 +128,9 @@ static void slices_fill(enum device_op op, uint32_t held[HELD])
     }
 }
 
-static void slices_hold(enum device_op op, uint32_t held[HELD])
+static void entries_hold(enum device_op op, uint32_t held[HELD])
 {
-    slices_fill(op, held);
+    entries_fill(op, held);
     submit(op, HELD, JOBS - HELD);
 }
 
@@ -150,19 +150,19 @@ static void all_right(void)
 
 static void shared_test(enum device_op op)
 {
-    uint32_t held[HELD], slice;
+    uint32_t held[HELD], entry;
 
     begin(1, 2);
-    slices_hold(op, held);
+    entries_hold(op, held);
     for (unsigned n = 0, left = JOBS - HELD; left > 0; n++) {
         unsigned expect = left < 8 ? left : 8;
 
         order_serve(held[n]);
-        slice = order_wait();
-        cr_assert_eq(slice, held[n], "of one slice at a time the companion is done");
-        cr_assert_eq(order_blocks(slice), 2 * expect);
-        for (uint32_t i = 0; i < order_blocks(slice); i++)
-            cr_expect_eq(a.shared->orders[slice].blocks[i], 2 * (JOBS - left) + i,
+        entry = order_wait();
+        cr_assert_eq(entry, held[n], "of one entry at a time the copy agent is done");
+        cr_assert_eq(order_blocks(entry), 2 * expect);
+        for (uint32_t i = 0; i < order_blocks(entry); i++)
+            cr_expect_eq(a.shared->orders[entry].blocks[i], 2 * (JOBS - left) + i,
                          "in their order");
         left -= expect;
     }
@@ -171,22 +171,22 @@ static void shared_test(enum device_op op)
     all_right();
 }
 
-Test(cuda_slices, loads_share_the_last_free_one)
+Test(cuda_staging_entries, loads_share_the_last_free_one)
 {
     shared_test(DEVICE_LOAD);
 }
 
-Test(cuda_slices, dumps_share_the_last_free_one)
+Test(cuda_staging_entries, dumps_share_the_last_free_one)
 {
     shared_test(DEVICE_DUMP);
 }
 
-Test(cuda_slices, alone_each_request_has_its_own)
+Test(cuda_staging_entries, alone_each_request_has_its_own)
 {
     uint32_t held[HELD];
 
     begin(1, 1);
-    slices_hold(DEVICE_LOAD, held);
+    entries_hold(DEVICE_LOAD, held);
     for (unsigned i = HELD; i < JOBS; i++) {
         order_serve(held[i % HELD]);
         cr_expect_eq(order_wait(), held[i % HELD]);
@@ -197,40 +197,40 @@ Test(cuda_slices, alone_each_request_has_its_own)
     all_right();
 }
 
-/* The order of eight requests that share the first slice which is free again. */
+/* The order of eight requests that share the first entry which is free again. */
 static uint32_t first_shared(uint32_t held[HELD])
 {
-    uint32_t slice;
+    uint32_t entry;
 
     begin(1, 2);
-    slices_hold(DEVICE_LOAD, held);
+    entries_hold(DEVICE_LOAD, held);
     order_serve(held[0]);
-    slice = order_wait();
-    cr_assert_eq(order_blocks(slice), 16);
-    return slice;
+    entry = order_wait();
+    cr_assert_eq(order_blocks(entry), 16);
+    return entry;
 }
 
-/* The engines have done their part for all that share the slice, the companion does nothing. */
-Test(cuda_slices, a_refused_one_goes_straight_request_by_request)
+/* The engines have done their part for all that share the entry, the copy agent does nothing. */
+Test(cuda_staging_entries, a_refused_one_goes_straight_request_by_request)
 {
-    uint32_t held[HELD], slice = first_shared(held);
+    uint32_t held[HELD], entry = first_shared(held);
 
-    order_move(slice, STAGING_POSTED, STAGING_CLAIMED);
-    order_move(slice, STAGING_CLAIMED, STAGING_REFUSED);
+    order_move(entry, STAGING_POSTED, STAGING_CLAIMED);
+    order_move(entry, STAGING_CLAIMED, STAGING_REFUSED);
     for (unsigned n = 1; n < HELD; n++)
         order_serve(held[n]);
     all_right();
 }
 
-Test(cuda_slices, one_that_fails_fails_all_in_it)
+Test(cuda_staging_entries, one_that_fails_fails_all_in_it)
 {
-    uint32_t held[HELD], slice = first_shared(held);
+    uint32_t held[HELD], entry = first_shared(held);
 
     for (unsigned n = 1; n < HELD; n++)
         order_serve(held[n]);
     while (!jobs[1].done || !jobs[2].done)
         uv_run(&loop, UV_RUN_ONCE);
-    order_move(slice, STAGING_POSTED, STAGING_REVOKED); /* by the worker's library */
+    order_move(entry, STAGING_POSTED, STAGING_REVOKED); /* by the worker's library */
     for (unsigned i = 0; i < JOBS; i++) {
         int rc = job_wait_passing(&jobs[i]);
 
@@ -242,13 +242,13 @@ Test(cuda_slices, one_that_fails_fails_all_in_it)
     }
 }
 
-Test(cuda_slices, a_lost_context_ends_all_in_them)
+Test(cuda_staging_entries, a_lost_context_ends_all_in_them)
 {
     static struct test_job seen;
     uint32_t held[HELD];
 
     begin(1, 2);
-    slices_hold(DEVICE_LOAD, held);
+    entries_hold(DEVICE_LOAD, held);
     order_serve(held[0]);
     (void)order_wait(); /* one is posted, */
     fake_cuda_delay(20000);
@@ -271,12 +271,12 @@ Test(cuda_slices, a_lost_context_ends_all_in_them)
 
 /* Requests of other planes, and those whose K is re-rotated or whose region is another, are passed
  * over. */
-Test(cuda_slices, only_what_one_order_can_say_shares_one)
+Test(cuda_staging_entries, only_what_one_order_can_say_shares_one)
 {
-    uint32_t held[HELD], slice;
+    uint32_t held[HELD], entry;
 
     begin(2, 2);
-    slices_fill(DEVICE_LOAD, held);
+    entries_fill(DEVICE_LOAD, held);
     for (unsigned i = HELD; i < JOBS; i++) {
         request(DEVICE_LOAD, i, i % 2 ? 1 : 2);
         jobs[i].job.first_plane = i % 4 >= 2;
@@ -288,8 +288,8 @@ Test(cuda_slices, only_what_one_order_can_say_shares_one)
         uint32_t first;
 
         order_serve(held[n]);
-        slice = order_wait();
-        cr_assert_eq(slice, held[n]);
+        entry = order_wait();
+        cr_assert_eq(entry, held[n]);
         first = o->blocks[0] / 2;
         cr_expect_eq(o->first_plane, first % 4 >= 2);
         cr_expect_eq(o->n_planes, 1);

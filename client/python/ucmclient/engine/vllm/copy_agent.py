@@ -1,6 +1,6 @@
-"""Whether a worker uses a companion (../companion.py) for small fragments, and registering its region with one.
+"""Whether a worker uses a copy agent (../copy_agent.py) for small fragments, and registering its region with one.
 
-Promise: if a companion fails after the engine's start, the region is registered without it.
+Promise: if a copy agent fails after the engine's start, the region is registered without it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Optional, Union
 
 from ...client import Memory, Namespace, Plane, Region
-from ...companion import Companion, require
+from ...copy_agent import CopyAgent, require
 from ...errors import Status, UcmError
 from ...region import Rope
 from .head_groups import Regions
@@ -21,10 +21,10 @@ from .settings import Settings
 
 logger = logging.getLogger("ucmclient.engine.vllm")
 
-#: Fragments of this size and more need no companion (docs/design/copy.md).
+#: Fragments of this size and more need no copy agent (docs/design/copy.md).
 _LARGE = 512 << 10
 
-#: By encoding: slices of the ring, and bytes of each. `q4` takes the bus so little time that more of its slices must be
+#: By encoding: entries of the ring, and bytes of each. `q4` takes the bus so little time that more of its entries must be
 #: under way while the worker's kernels run (docs/design/copy.md). Others: the library's.
 _RINGS = {"q4": (8, 8 << 20)}
 
@@ -39,12 +39,12 @@ class RegionMemory:
     gpu: Optional[bytes] = None
 
 
-class Accompaniment:
-    """The setting `companion`, applied to one worker."""
+class WorkerCopyAgent:
+    """The setting `copy_agent`, applied to one worker."""
 
     def __init__(self, settings: Settings, layout: Layout, on_gpu: bool, writes: bool):
-        """writes: this rank stores. Raises Unsupported if the setting is "on" and a companion is impossible."""
-        self._setting = settings.companion
+        """writes: this rank stores. Raises Unsupported if the setting is "on" and a copy agent is impossible."""
+        self._setting = settings.copy_agent
         self._obstacle = _obstacle(settings, layout, on_gpu, writes)
         if self._setting == "on" and self._obstacle is not None:
             raise _refusal(self._obstacle)
@@ -55,7 +55,7 @@ class Accompaniment:
 
     @property
     def used(self) -> bool:
-        """The worker has a companion, or will have one when the daemon is there."""
+        """The worker has a copy agent, or will have one when the daemon is there."""
         return self._obstacle is None and self._refused is None
 
     @property
@@ -63,43 +63,43 @@ class Accompaniment:
         """A sentence for the log, after the start."""
         obstacle = self._obstacle if self._refused is None else str(self._refused)
         if obstacle is not None:
-            return f"no companion: {obstacle}"
+            return f"no copy agent: {obstacle}"
         if self._encoded:
-            return "encoded blocks go through a companion"
-        return f"small fragments go through a companion: a block's largest is {self._largest / 1024:g} KiB"
+            return "encoded blocks go through a copy agent"
+        return f"small fragments go through a copy agent: a block's largest is {self._largest / 1024:g} KiB"
 
     def register(
         self, ns: Namespace, parts: Sequence[tuple[int, RegionMemory]], blocks: int, timeout: float, rope: Optional[Rope] = None
     ) -> Union[Region, Regions, None]:
-        """parts: that this worker holds, with the memory of each. Returns None if they must be registered without a companion. Raises
+        """parts: that this worker holds, with the memory of each. Returns None if they must be registered without a copy agent. Raises
         only errors that would hit that, too."""
         gpu = parts[0][1].gpu if parts else None
         if self._obstacle is not None or gpu is None:
             return None
         try:
-            slices, slice_bytes = self._ring
-            companion = Companion(ns.client, gpu, slices=slices, slice_bytes=slice_bytes, timeout=timeout)
+            entries, entry_bytes = self._ring
+            copy_agent = CopyAgent(ns.client, gpu, entries=entries, entry_bytes=entry_bytes, timeout=timeout)
             try:
                 regions = [
-                    companion.register(
+                    copy_agent.register(
                         ns, of.memory, of.planes, of.addresses, blocks=blocks, part=part, rope=rope, timeout=timeout
                     )
                     for part, of in parts
                 ]
-                # An engine that sleeps wants the companion's memory back too. Closing that unregisters the regions.
-                return Regions.of(regions, companion.close)
+                # An engine that sleeps wants the copy agent's memory back too. Closing that unregisters the regions.
+                return Regions.of(regions, copy_agent.close)
             except UcmError:
-                companion.close(timeout)
+                copy_agent.close(timeout)
                 raise
         except UcmError as error:
             if error.away or error.status in (Status.DEADLINE, Status.BUSY):
                 raise
             self._refused = error
-            logger.warning("small fragments go without a companion (%s)", error)
+            logger.warning("small fragments go without a copy agent (%s)", error)
             return None
 
     def started(self) -> None:
-        """Raises Unsupported if the setting is "on" and the first registration had no companion."""
+        """Raises Unsupported if the setting is "on" and the first registration had no copy agent."""
         if self._setting == "on" and self._refused is not None:
             raise _refusal(str(self._refused))
 
@@ -109,14 +109,14 @@ def _largest(layout: Layout) -> int:
 
 
 def _obstacle(settings: Settings, layout: Layout, on_gpu: bool, writes: bool) -> Optional[str]:
-    """Why this worker gets no companion; None if it gets one."""
-    if settings.companion == "off":
+    """Why this worker gets no copy agent; None if it gets one."""
+    if settings.copy_agent == "off":
         return 'the setting is "off"'
     if not on_gpu:
         return "the KV cache does not lie on a CUDA GPU"
-    if settings.companion == "auto" and layout.kv_tensors is None and _largest(layout) >= _LARGE:
+    if settings.copy_agent == "auto" and layout.kv_tensors is None and _largest(layout) >= _LARGE:
         return f"fragments of {_largest(layout) >> 10} KiB need none"
-    if settings.companion == "auto" and not (settings.load and not settings.layerwise) and not (settings.store and writes):
+    if settings.copy_agent == "auto" and not (settings.load and not settings.layerwise) and not (settings.store and writes):
         return "this rank stores nothing, and loads nothing or layer by layer, which goes straight"
     try:
         require()
@@ -127,5 +127,5 @@ def _obstacle(settings: Settings, layout: Layout, on_gpu: bool, writes: bool) ->
 
 def _refusal(obstacle: str) -> Unsupported:
     return Unsupported(
-        f'kv_connector_extra_config has companion "on" in "advanced", which can\'t be ({obstacle}): remove that, or set it to "auto"'
+        f'kv_connector_extra_config has copy_agent "on" in "advanced", which can\'t be ({obstacle}): remove that, or set it to "auto"'
     )

@@ -1,4 +1,4 @@
-#include "client/cuda/companion_rope.h"
+#include "client/cuda/copy_agent_rope.h"
 
 #include "client/cuda/context.h"
 #include "kernels/rope/rope_cuda.h"
@@ -9,14 +9,14 @@ _Static_assert(UCM_STAGING_STAYS == UCM_ROPE_STAYS, "orders say it as kernels do
 
 extern const unsigned char ucm_rope_fatbin[];
 
-bool companion_rope_sound(const struct companion_region *r, const struct ucm_staging_order *order)
+bool copy_agent_rope_sound(const struct copy_agent_region *r, const struct ucm_staging_order *order)
 {
     return ucm_staging_shifts_sound(order, r->rerotator ? r->rope.rotary : 0);
 }
 
-CUresult companion_rope_launch(const struct companion_region *r,
-                               const struct ucm_staging_order *order, struct ucm_copy_item *items,
-                               struct ucm_rope_angle *tables, CUstream stream)
+CUresult copy_agent_rope_launch(const struct copy_agent_region *r,
+                                const struct ucm_staging_order *order, struct ucm_copy_item *items,
+                                struct ucm_rope_angle *tables, CUstream stream)
 {
     const struct ucm_copy_plane *first = &r->spec[order->first_plane];
     CUdeviceptr planes = r->planes + order->first_plane * sizeof(*first);
@@ -36,8 +36,8 @@ CUresult companion_rope_launch(const struct companion_region *r,
                           ucm_rope_tables_bytes(&spec, n_tables), stream, arguments, NULL);
 }
 
-/* Finds the kernel, and launches it once over nothing: see kernel_warm in companion.c. */
-static CUresult rerotator_load(struct companion *c, struct companion_region *r)
+/* Finds the kernel, and launches it once over nothing: see kernel_warm in copy_agent.c. */
+static CUresult rerotator_load(struct copy_agent *c, struct copy_agent_region *r)
 {
     static const struct ucm_staging_order nothing;
     CUstream stream = c->streams[UCM_COPY_LOAD][0];
@@ -48,12 +48,12 @@ static CUresult rerotator_load(struct companion *c, struct companion_region *r)
     if (rc == CUDA_SUCCESS)
         rc = cuModuleGetFunction(&r->rerotator, r->rope_module, name);
     if (rc == CUDA_SUCCESS)
-        rc = companion_rope_launch(r, &nothing, NULL, c->tables, stream);
+        rc = copy_agent_rope_launch(r, &nothing, NULL, c->tables, stream);
     return rc == CUDA_SUCCESS ? cuStreamSynchronize(stream) : rc;
 }
 
-CUresult companion_rope_open(struct companion *c, struct companion_region *r,
-                             const struct companion_rope *rope)
+CUresult copy_agent_rope_open(struct copy_agent *c, struct copy_agent_region *r,
+                              const struct copy_agent_rope *rope)
 {
     uint64_t bytes = ucm_rope_bytes(&rope->spec);
     char why[UCM_ROPE_WHY];
@@ -69,7 +69,7 @@ CUresult companion_rope_open(struct companion *c, struct companion_region *r,
     return rc == CUDA_SUCCESS ? rerotator_load(c, r) : rc;
 }
 
-void companion_rope_close(struct companion_region *r)
+void copy_agent_rope_close(struct copy_agent_region *r)
 {
     if (r->rope_at)
         (void)cuMemFree(r->rope_at);

@@ -1,14 +1,14 @@
-"""Companion: kernels in the worker's process move small fragments for the daemon. Mirrors ucmclient_cuda.h.
+"""Copy agent: kernels in the worker's process move small fragments for the daemon. Mirrors ucmclient_cuda.h.
 
     memory, base, gpu = cuda_allocation(tensor.data_ptr())
-    with Companion(client, gpu) as companion:
-        region = companion.register(ns, [memory], planes, [base], blocks=1024)
+    with CopyAgent(client, gpu) as agent:
+        region = agent.register(ns, [memory], planes, [base], blocks=1024)
 
-The first companion loads the optional libucmclient_cuda: the file that UCMCLIENT_CUDA_LIB names, else one beside this
+The first copy agent loads the optional libucmclient_cuda: the file that UCMCLIENT_CUDA_LIB names, else one beside this
 package, beside libucmclient, or on the loader's path.
 
-A companion pays for chunks below 512 KiB and takes 64 MiB of GPU memory. It unregisters its regions when it is closed,
-and a client closes its companions.
+A copy agent pays for chunks below 512 KiB and takes 64 MiB of GPU memory. It unregisters its regions when it is closed,
+and a client closes its copy agents.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PROTOTYPES = {
 }
 
 
-class CompanionMissing(UcmError):
+class CopyAgentMissing(UcmError):
     """libucmclient_cuda can't be loaded; str() says which files were tried and what to do."""
 
     def __init__(self, tried: str):
@@ -64,11 +64,11 @@ def _library() -> ctypes.CDLL:
     try:
         return native.load(_candidates(), _PROTOTYPES)
     except OSError as error:
-        raise CompanionMissing(str(error)) from None
+        raise CopyAgentMissing(str(error)) from None
 
 
 def require() -> None:
-    """Raises CompanionMissing if companions are impossible here."""
+    """Raises CopyAgentMissing if copy agents are impossible here."""
     _library()
 
 
@@ -76,23 +76,23 @@ def _check(rc: int) -> None:
     check(rc, _library().ucm_cuda_errmsg)
 
 
-class Companion(_Handle):
-    """A staging ring in the memory of the GPU with that UUID; one for each client and GPU. Sizes of 0: four slices of
+class CopyAgent(_Handle):
+    """A staging ring in the memory of the GPU with that UUID; one for each client and GPU. Sizes of 0: four entries of
     16 MiB."""
 
     def __init__(
-        self, client: Client, gpu: bytes, *, slice_bytes: int = 0, slices: int = 0, timeout: Optional[float] = None
+        self, client: Client, gpu: bytes, *, entry_bytes: int = 0, entries: int = 0, timeout: Optional[float] = None
     ):
         super().__init__(client)
         check_uuid(gpu)
         out = c_void_p()
-        options = native.CudaOptions(slice_bytes, slices)
+        options = native.CudaOptions(entry_bytes, entries)
         _check(_library().ucm_cuda_open(client.handle, gpu, byref(options), _timeout(timeout), byref(out)))
         self.gpu = gpu
-        self._regions: set[CompanionRegion] = set()
+        self._regions: set[CopyAgentRegion] = set()
         self._ending = threading.Lock()
         self._handle = out.value
-        client._companions.add(self)
+        client._copy_agents.add(self)
 
     def register(
         self,
@@ -106,29 +106,29 @@ class Companion(_Handle):
         block_pool: bool = False,
         rope: Optional[Rope] = None,
         timeout: Optional[float] = None,
-    ) -> CompanionRegion:
+    ) -> CopyAgentRegion:
         """Namespace.register for memory on this GPU; its copies may go through the ring. addresses: where each memory
         begins in this process, including its offset."""
         if ns.client is not self.client:
-            raise ValueError("the namespace is another client's than the companion")
+            raise ValueError("the namespace is another client's than the copy agent")
         if len(addresses) != len(memory):
             raise ValueError(f"{len(memory)} memories and {len(addresses)} addresses were given; each memory needs one")
         spec, out = region_spec(memory, planes, blocks, part, self.gpu, block_pool, rope), c_void_p()
         bases, register = (c_uint64 * len(addresses))(*addresses), _library().ucm_cuda_region_register
         _check(register(self.handle, ns.handle, byref(spec), bases, _timeout(timeout), byref(out)))
-        return CompanionRegion(self, ns, out.value, memory)
+        return CopyAgentRegion(self, ns, out.value, memory)
 
     def close(self, timeout: Optional[float] = None) -> None:
-        """Unregisters its regions, waits for copies through the ring, and frees it. If it raises, the companion
+        """Unregisters its regions, waits for copies through the ring, and frees it. If it raises, the copy agent
         stays."""
         with self._ending:
             if self.closed or self.client.closed or self.client._forked:
                 return
             for region in list(self._regions):
-                CompanionRegion.unregister(region, timeout)  # region.unregister may be this close
+                CopyAgentRegion.unregister(region, timeout)  # region.unregister may be this close
             _check(_library().ucm_cuda_close(self.handle, _timeout(timeout)))
             self._take()
-            self.client._companions.discard(self)
+            self.client._copy_agents.discard(self)
 
     def _abandon(self) -> None:
         """For the client's close()."""
@@ -139,18 +139,18 @@ class Companion(_Handle):
             self._regions.clear()
 
 
-class CompanionRegion(Region):
-    """A Region whose copies may go through the companion's ring."""
+class CopyAgentRegion(Region):
+    """A Region whose copies may go through the copy agent's ring."""
 
-    def __init__(self, companion: Companion, ns: Namespace, handle: Optional[int], memory: Sequence[Memory]):
-        """For Companion.register."""
+    def __init__(self, copy_agent: CopyAgent, ns: Namespace, handle: Optional[int], memory: Sequence[Memory]):
+        """For CopyAgent.register."""
         super().__init__(ns, handle, memory)
-        self.companion = companion
-        companion._regions.add(self)
+        self.copy_agent = copy_agent
+        copy_agent._regions.add(self)
 
     def _unregister(self, handle: int, timeout_ms: int) -> None:
-        _check(_library().ucm_cuda_region_unregister(self.companion.handle, handle, timeout_ms))
+        _check(_library().ucm_cuda_region_unregister(self.copy_agent.handle, handle, timeout_ms))
 
     def unregister(self, timeout: Optional[float] = None) -> None:
         super().unregister(timeout)
-        self.companion._regions.discard(self)
+        self.copy_agent._regions.discard(self)

@@ -1,6 +1,6 @@
 /* What tests load in place of libucmclient_cuda: the same calls, for memory of the host, without a
  * GPU. Regions are registered as the host's, so that the daemon moves their bytes as ever. Checks
- * what a companion must be able to rely on, and tells what was called. Of one thread at a time. */
+ * what a copy agent must be able to rely on, and tells what was called. Of one thread at a time. */
 #include <ucmclient_cuda.h>
 
 #include <stdio.h>
@@ -14,9 +14,9 @@ struct ucm_cuda {
 
 /* The test's: what ucm_cuda_open (first) and ucm_cuda_region_register (second) are refused with. */
 UCM_API int fake_refusals[2];
-/* For the test: companions there are, and calls by their letters: Open, Register, Unregister,
+/* For the test: copy agents there are, and calls by their letters: Open, Register, Unregister,
  * Close, Abandon. */
-UCM_API int fake_companions;
+UCM_API int fake_copy_agents;
 UCM_API char fake_calls[4096];
 
 static const char *sentence = "";
@@ -57,14 +57,14 @@ int ucm_cuda_open(struct ucm_client *client, const uint8_t *gpu,
     (void)timeout_ms;
     called('O');
     if (fake_refusals[0])
-        return fail(fake_refusals[0], "the companion can't be made: out of memory");
-    if (options->slice_bytes % 4096 != 0)
-        return fail(UCM_EINVALID, "slice_bytes is odd");
+        return fail(fake_refusals[0], "the copy agent can't be made: out of memory");
+    if (options->entry_bytes % 4096 != 0)
+        return fail(UCM_EINVALID, "entry_bytes is odd");
     cuda = calloc(1, sizeof *cuda);
     if (!cuda)
         return fail(UCM_ENOMEMORY, "no memory");
     cuda->client = client;
-    fake_companions++;
+    fake_copy_agents++;
     *out = cuda;
     return 0;
 }
@@ -75,7 +75,7 @@ int ucm_cuda_close(struct ucm_cuda *cuda, int timeout_ms)
     called('C');
     if (cuda->regions > 0 || ucm_connection_epoch(cuda->client) == 0)
         abort();
-    fake_companions--;
+    fake_copy_agents--;
     free(cuda);
     return 0;
 }
@@ -86,7 +86,7 @@ void ucm_cuda_abandon(struct ucm_cuda *cuda)
     called('A');
     if (ucm_connection_epoch(cuda->client) == 0)
         abort();
-    fake_companions--;
+    fake_copy_agents--;
     free(cuda);
 }
 
