@@ -1,5 +1,37 @@
 /* The bytes of ucmd.index: what lay in which record when the checkpoint was written. Pure
- * functions, any thread; docs/design/storage-format.md is their text.
+ * functions, any thread. docs/design/storage-format.md has the terms.
+ *
+ * The file is a series of spans without gaps, written under another name, synced after ucmd.cache,
+ * and renamed. A reader stops at the first span that does not pass. A span:
+ *
+ *   at 0     magic "UCMI"
+ *   at 4     u32 format version, 1
+ *   at 8     u32 number of the segment
+ *   at 12    u32 `from`, the first record of the span
+ *   at 16    16 bytes: UUID of the cache file
+ *   at 32    u64 `sequence` of the segment
+ *   at 40    u32 stride, in pages
+ *   at 44    u32 `to`, one past the last record
+ *   at 48    u32 number of entries, at most 2048 and to - from
+ *   at 52    4 zeros
+ *   at 56    entries of 96 bytes, and then u64 checksum of the span so far
+ *
+ * An entry:
+ *
+ *   at 0     u32 record
+ *   at 4     u32 payload_bytes
+ *   at 8     u64 `sequence`
+ *   at 16    u64 checksum of the payload; encrypted: the first 8 bytes of the page's tag
+ *   at 24    u32 key_bytes; encrypted: bit 31 is set, and bits 8 to 23 are the first two bytes of
+ *            the key's id (01 00 for 00 00)
+ *   at 28    u32 part
+ *   at 32    32 bytes: key
+ *   at 64    32 bytes: fingerprint
+ *
+ * A span counts only if the segment's header has the same `sequence` and stride, and `from` is
+ * where the segment's previous span ended (0 for the first). Records from `from` to before `to`
+ * without an entry hold nothing. A reader must look at the records after a segment's last span. So
+ * a checkpoint of any age leads to the same parts as none.
  *
  * Promise: a span passes only when all of it agrees with its checksum and its numbers are within
  * their bounds. */

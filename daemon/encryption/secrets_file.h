@@ -1,6 +1,10 @@
-/* Secrets of namespaces in a directory that hosts have in common: one file each, named by the
- * fingerprint (docs/design/storage-format.md, "Secrets of namespaces"). Any thread; all of it
- * blocks for as long as the directory's file system does. */
+/* Secrets of namespaces in a directory that hosts have in common: one file of 64 bytes each, whose
+ * name is the fingerprint in hexadecimal. Its content is magic "UCMSECR1", fingerprint (32 bytes),
+ * secret (16), and the XXH3-64 of these (8). `.tmp-<16 digits>` is one that is being written. While
+ * a file has other content, the namespace can't be used on the shared tier, until a purge replaces
+ * the secret.
+ *
+ * Any thread; all of it blocks for as long as the directory's file system does. */
 #ifndef UCMD_ENCRYPTION_SECRETS_FILE_H
 #define UCMD_ENCRYPTION_SECRETS_FILE_H
 

@@ -1,4 +1,36 @@
-/* The format of the snapshot, the list of parts in DRAM (docs/design/storage-format.md).
+/* The format of the snapshot `ucmd.kept`, the list of parts in DRAM. Numbers are unsigned and
+ * little-endian; a checksum is XXH3-64 with seed 0; bytes without a meaning are zero. The file may
+ * be longer than the snapshot.
+ *
+ * The head is one page:
+ *
+ *   at 0     magic "UCMDKEPT"
+ *   at 8     u32 format version, 1
+ *   at 16    16 bytes of /proc/sys/kernel/random/boot_id, binary: this boot's
+ *   at 32    u64 inode of ucmd.arena
+ *   at 40    u64 bytes of the arena: the file's length, and arena.size in whole slabs
+ *   at 48    u64 bytes of a slab
+ *   at 56    u64 bytes of the snapshot, head included
+ *   at 64    u32 number of namespaces
+ *   at 72    u64 number of parts
+ *   at 80    u64 checksum of everything after the head
+ *   at 88    32 bytes: the program that wrote it, as text
+ *   at 4088  u64 checksum of bytes 0 to 4087
+ *
+ * The namespaces follow: fingerprint (32 bytes), u32 length of the identity (1 to 4000), 4 zeros,
+ * identity, zeros up to a multiple of 8. Then follow the parts, those to keep longest first:
+ *
+ *   at 0     u32 position of the namespace in the list, from 0
+ *   at 4     u32 part, below 256
+ *   at 8     u32 slab
+ *   at 12    u32 slot in the slab
+ *   at 16    32 bytes: key, then zeros
+ *   at 48    u64 checksum of the payload
+ *   at 56    u32 uses that the eviction policy counted, at most 7
+ *   at 60    u32 bit 0: NVMe has the part, too
+ *
+ * The payload lies at slab * bytes of a slab + slot * stride of `ucmd.arena`; the stride is the
+ * part's length padded to 4096. All slots of a slab have one stride.
  *
  * Promise: a snapshot that passes snapshot_check is whole, of this format, and of the arena that
  * the caller named; every number in it is within its bounds. Slots may overlap. No I/O. */

@@ -2,7 +2,7 @@
  * memory, whose files survive a planned restart of the daemon. It holds two files:
  * - `ucmd.arena`, the file that the arena maps;
  * - `ucmd.kept`, the snapshot: a list of the parts in it. The snapshot exists only after an orderly
- *   stop and until the next start. docs/design/storage-format.md has its format.
+ *   stop and until the next start. format.h has its format.
  *
  * Promises:
  * - One process at a time has the directory: it holds a lock, which ends with the process.
