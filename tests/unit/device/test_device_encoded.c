@@ -289,7 +289,7 @@ Test(device_encoded, a_pool_takes_single_layers)
     struct device_job job;
     struct span span;
 
-    r->pool = true;
+    r->block_pool = true;
     r->pages.layers = 1;
     job = any_job(r, DEVICE_LOAD, false, 0, 1, items);
     span = any_span(&raw, 2, 2, false);
