@@ -35,7 +35,9 @@ def help_text(text, mark, depth):
 def command_text(program, command, mark):
     yield f"\n### {program.name} {command.name}\n\n"
     usage = " ".join(filter(None, (program.name, "[OPTIONS]" * bool(command.options), command.name, command.words)))
-    yield f"```text\n{usage}\n```\n\n" + md.wrap(md.sentence(mark(command.summary)))
+    if command.words:
+        yield f"```text\n{usage}\n```\n\n"
+    yield md.wrap(md.sentence(mark(command.summary)))
     if command.help and command.help.strip() != f"Example:\n  {usage}":
         yield from help_text(command.help, mark, 4)
     if command.options:

@@ -6,7 +6,7 @@ import text as md
 
 HEADER = "proto/metrics/metrics.h"
 ALERTS = "config/observe/alerts.yml"
-HEAD = ("Prometheus", "in `stats`", "unit", "kind", "meaning", "alerts")
+HEAD = ("Prometheus", "in `stats`", "unit", "meaning", "alerts")
 
 #: Title, what a reader should know of the group, and the names in it: a metric belongs to the first group that has it.
 GROUPS = (
@@ -94,7 +94,7 @@ def alerts_text(of):
 def row(prefix, cells, mark, of):
     name, kind, unit, meaning = cells
     shown = prometheus(prefix, name, kind, unit)
-    return f"`{shown}`", f"`{name}`", UNITS.get(unit, unit), kind, mark(meaning), alert_names(of, shown)
+    return f"`{shown}`", f"`{name}`", UNITS.get(unit, unit), mark(meaning), alert_names(of, shown)
 
 
 def histograms_text(mark, of):
@@ -105,8 +105,8 @@ def histograms_text(mark, of):
     rows = []
     for name, tiers, sizes, meaning in md.x_rows("UCMD_HISTOGRAMS", HEADER):
         labels = ["`tier`"] * (tiers != "1") + ["`size`"] * (sizes != "1")
-        rows.append((f"`ucmd_{name}_seconds`", f"`{name}`", ", ".join(labels), "histogram", mark(meaning), alert_names(of, f"ucmd_{name}_seconds")))
-    yield "\n" + md.table(("Prometheus", "in `stats`", "labels", "kind", "meaning", "alerts"), rows)
+        rows.append((f"`ucmd_{name}_seconds`", f"`{name}`", ", ".join(labels), mark(meaning), alert_names(of, f"ucmd_{name}_seconds")))
+    yield "\n" + md.table(("Prometheus", "in `stats`", "labels", "meaning", "alerts"), rows)
 
 
 def groups_text(mark, of):
@@ -131,8 +131,8 @@ def reuse_text():
     yield md.wrap("The daemon estimates the hit rate that other cache sizes would give. `ucmctl status` prints it. Label `tiers` is `dram` or "
                   "`dram_nvme`; label `factor` is the size against today's: `0.5`, `1`, `2` or `4`.")
     yield "\n" + md.table(HEAD, (
-        ("`ucmd_reuse_references_total`", "`reuse.references`", "blocks", "counter", "keys looked up", ""),
-        ("`ucmd_reuse_hit_ratio`", "`reuse.curves`", "ratio", "gauge", "estimated hit rate at `factor` times today's size of `tiers`", "")))
+        ("`ucmd_reuse_references_total`", "`reuse.references`", "blocks", "keys looked up", ""),
+        ("`ucmd_reuse_hit_ratio`", "`reuse.curves`", "ratio", "estimated hit rate at `factor` times today's size of `tiers`", "")))
 
 
 def page():
@@ -142,7 +142,8 @@ def page():
                    "says how to scrape them and which to look at first.")
     yield "\n"
     yield md.wrap("`ucmctl stats` prints all of them, and `ucmctl stats --watch 1` their rates. Counters start at 0 with the daemon. "
-                  "A `flag` is 0 or 1. The units on Prometheus are bytes and seconds.")
+                  "On Prometheus the names of counters end in `_total`, and units are bytes and seconds; the others are gauges. A meaning that begins with `1:` "
+                  "is a flag.")
     yield "\n"
     yield md.wrap("A scraper also reads `ucmd_health{state}`, 1 for the state that `ucmctl health` prints; `ucmd_share_root_health{root,index,state}`; "
                   "`ucmd_build_info{version,commit,options,policy}`, always 1; and `ucmd_uptime_seconds`.")
