@@ -346,15 +346,15 @@ load_all(const struct ucm_copy_plane *planes, uint32_t n_planes, const struct uc
         uint32_t behind = k + s->rows * row_bytes;
 
         /* Items may lie in host memory: what has no bytes for a tile does not ask for one. */
-        if (t >= (k == UCM_ROPE_NO_K ? tiles_of(plane->fragment)
-                                     : k_tiles + tiles_of(k) + tiles_of(plane->fragment - behind)))
+        if (t >= (k == UCM_ROPE_NO_K ? tiles_of(plane->block_bytes)
+                                     : k_tiles + tiles_of(k) + tiles_of(plane->block_bytes - behind)))
             continue;
         const struct ucm_copy_item item = items[fragment_number / n_planes];
         uint64_t to = plane->base + item.block * plane->stride,
                  from = in_place ? to : item.slot + plane->slot_offset;
 
         if (k == UCM_ROPE_NO_K || item.memory == UCM_ROPE_STAYS) {
-            tile_around(to, from, t, plane->fragment, plane->fragment, plane->fragment, lane);
+            tile_around(to, from, t, plane->block_bytes, plane->block_bytes, plane->block_bytes, lane);
         } else if (t < k_tiles) {
             uint32_t row = t * tile_rows;
             uint64_t byte = k + (uint64_t)row * row_bytes;
@@ -362,7 +362,7 @@ load_all(const struct ucm_copy_plane *planes, uint32_t n_planes, const struct uc
             rerotate_rows<DTYPE, HALVES>(to + byte, from + byte, min(s->rows - row, tile_rows), s,
                                      tables + (uint64_t)item.memory * (s->rotary / 2), lane);
         } else {
-            tile_around(to, from, t - k_tiles, k, behind, plane->fragment, lane);
+            tile_around(to, from, t - k_tiles, k, behind, plane->block_bytes, lane);
         }
     }
 }
