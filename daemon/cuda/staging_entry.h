@@ -1,5 +1,5 @@
-/* A staging ring and its entries, as staging.c (rings open and close) and entry.c (when an entry
- * pays, and its way) share them.
+/* A staging ring and its entries, as staging.c (rings open and close) and staging_entry.c (when an
+ * entry pays, and its way) share them.
  *
  * An entry carries pieces of several jobs where more wait than the ring has entries. All of them
  * are of one region, of the same planes and in the same form, so one order says it all, and the

@@ -1,6 +1,6 @@
-/* Shared mappings: blocks that a connection's process reads by itself. Shared by references.c
+/* Shared mappings: blocks that a connection's process reads by itself. Shared by refs.c
  * (which blocks are kept in a mapping, and how many a uid may keep), budget.c (who gives memory up
- * for others), mapping.c (what a connection maps), reference.c (bringing blocks there) and
+ * for others), mapping.c (what a connection maps), ref.c (bringing blocks there) and
  * feature.c (the door, and the end of mappings): each calls those before it.
  *
  * A shared mapping is of one part of one namespace. Its slabs belong to the tenant, not to it: two
@@ -139,7 +139,7 @@ void mappings_reload(struct requests *rq);
  * has less. False: it has not, or nobody has more. */
 bool mapping_claim(const struct mapping *w);
 
-/* ---- references.c ---- */
+/* ---- refs.c ---- */
 
 /* What a slot of it takes. */
 uint64_t mapping_slot_bytes(const struct mapping *w);
@@ -168,7 +168,7 @@ void mappings_deleting(struct requests *rq);
 void refs_sweep(struct requests *rq);
 void refs_sweep_cb(struct cache_retry *r);
 
-/* ---- reference.c ---- */
+/* ---- ref.c ---- */
 
 /* Stops the requests that bring blocks into that mapping, or of that sequence (the other one is
  * NULL), and those that end their references. */
