@@ -14,7 +14,7 @@
 #   V=1                              show whole command lines
 #
 # Sources are found by directory: a new .c or test needs no change here. This file has the settings, the programs and the
-# libraries; the rest is beside what it is about:
+# libraries; the rest is next to what it is about:
 #
 #   kernels/kernels.mk       C for each instruction set      tests/tests.mk             tests and what they run
 #   kernels/cuda.mk          GPU code, if there is nvcc      tests/gpu/gpu.mk           those that need a GPU
@@ -93,7 +93,7 @@ DAEMON_SRC := $(filter-out daemon/main.c daemon/backend/% $(OTHER_CUDA),$(wildca
 # Packets between the daemon and processes of roots, and targets; and the library for those, which has them too.
 WIRE_SRC   := $(wildcard daemon/backend/wire*.c) daemon/backend/nfs/target.c
 BACKEND_SRC := $(wildcard daemon/backend/*.c)
-# daemon/backend/NAME/main.c, with what lies beside it, is the backend ucmd-backend-NAME; BACKEND_LIBS_NAME are the libraries that it needs.
+# daemon/backend/NAME/main.c, with what lies next to it, is the backend ucmd-backend-NAME; BACKEND_LIBS_NAME are the libraries that it needs.
 BACKEND_MAIN := $(wildcard daemon/backend/*/main.c)
 # daemon/backend/NAME/main.py is one, too.
 BACKEND_SCRIPTS := $(wildcard daemon/backend/*/main.py)
@@ -220,7 +220,7 @@ $O/examples/%: $O/obj/client/examples/%.o $O/libucmclient.a
 	$(call say,LINK)
 	$(Q)$(LINK_TEST) $^ $(CLIENT_LIBS) -o $@
 CTL_OBJ  := $O/libucmctl.a $O/libucmclient.a
-# What ucmctl and ucm-bench become, in Python: they look for them beside themselves.
+# What ucmctl and ucm-bench become, in Python: they look for them next to themselves.
 SCRIPTS := $O/ucmctl-plan $O/ucmctl-import $O/ucmctl-top $O/ucm-bench-serve
 $O/ucmctl-plan $O/ucmctl-import $O/ucmctl-top: $O/%: client/ctl/%
 $O/ucm-bench-serve: client/bench/ucm-bench-serve

@@ -277,7 +277,7 @@ static int cache_init(struct server *s, struct ucm_error *e)
         rc = policy_new(s->index, c->arena_size / TYPICAL_PART_BYTES, &s->policy);
     if (rc != 0)
         return rc;
-    /* At most half of the arena waits for the disk, so that loads find slots beside it. */
+    /* At most half of the arena waits for the disk, so that loads find slots alongside it. */
     cc.write_reused = c->nvme_admission == CONFIG_ADMIT_REUSE;
     cc.write_learned = c->nvme_admission == CONFIG_ADMIT_LEARNED;
     cc.backlog_bytes = c->nvme_backlog < c->arena_size / 2 ? c->nvme_backlog : c->arena_size / 2;

@@ -25,7 +25,7 @@ static __device__ __forceinline__ void copy_pieces(T *to, const T *from, uint32_
     }
 }
 
-/* Whole pieces of T, then the odd bytes behind them. */
+/* Whole pieces of T, then the odd bytes after them. */
 template <typename T>
 static __device__ __forceinline__ void copy_run(uint64_t to, uint64_t from, uint32_t bytes,
                                                 uint32_t lane)

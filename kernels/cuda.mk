@@ -83,7 +83,7 @@ fatbins: $(ALL_FATBINS)
 
 $O/obj/client/cuda/sparse_select.o $O/obj/client/cuda/decode_plan.o: override CFLAGS += -fno-math-errno # the square root is an instruction, as in kernels/sparse
 
-# The copy_agent, for workers: libcuda is theirs already, libucmclient beside it, wherever the two lie.
+# The copy_agent, for workers: libcuda is theirs already, libucmclient next to it, wherever the two lie.
 CUDA_SO     := libucmclient_cuda.so
 CUDA_CLIENT := $(patsubst %.c,$O/obj/%.o,$(wildcard client/cuda/*.c)) $O/obj/kernels/rope/check.o
 LIBS        += $O/libucmclient_cuda.a $O/$(CUDA_SO).$(VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/$(CUDA_SO)

@@ -24,7 +24,7 @@ struct proto_field {
     uint8_t kind;    /* enum proto_kind */
     bool required;
     uint8_t name_bytes;
-    uint8_t head; /* of the name in MessagePack: with the name's bytes behind it it is packed */
+    uint8_t head; /* of the name in MessagePack: with the name's bytes after it it is packed */
     char name[PROTO_NAME_BYTES];
 };
 

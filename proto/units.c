@@ -93,7 +93,7 @@ int units_parse_duration(const char *text, uint64_t *ms, char why[UNITS_WHY_BYTE
 
     if (digits(text, &n, &unit)) {
         if (*unit == '\0' && n != 0)
-            return refuse(why, "\"%.40s\" has no unit; write ms, s, min or h behind the number",
+            return refuse(why, "\"%.40s\" has no unit; write ms, s, min or h after the number",
                           text);
         if (strcmp(unit, "m") == 0)
             return refuse(why,

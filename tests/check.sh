@@ -111,7 +111,7 @@ leave_out() {
     mapfile -t targets < <(printf '%s\n' "${targets[@]/build-tests/}" "${tests[@]}" | grep .)
 }
 
-# start_build PHASE [WORD...]: in the background, behind these words. Tests of all phases use some of the plain build.
+# start_build PHASE [WORD...]: in the background, after these words. Tests of all phases use some of the plain build.
 start_build() {
     local phase=$1 arguments directory targets used=("$plain"/{libucmclient.so,ucmctl,ucm-bench,encoding_kernels.so})
     shift
@@ -192,7 +192,7 @@ finish() {
     [ "$bad" = 0 ] || { echo "       exit status $rc"; show "$log.log"; }
 }
 
-# ---- beside each other ----
+# ---- next to each other ----
 
 # worker NAME COMMAND...: runs COMMAND with each line that it gets of descriptor 8, where other workers
 # read, too. What it reported is in NAME.counts.
@@ -255,7 +255,7 @@ environment() {
     [ ! -e tests/runner/tsan.supp ] || TSAN_OPTIONS+=":suppressions=$PWD/tests/runner/tsan.supp"
 }
 
-# pythons PHASE: the longest first. A sanitizer sees the daemon beside clients that mean no good; ThreadSanitizer where it has most threads.
+# pythons PHASE: the longest first. A sanitizer sees the daemon alongside clients that mean no good; ThreadSanitizer where it has most threads.
 pythons() {
     local topic name file hostile=(integration/test_{protocol,protocol_blocks,encoding_hostile,limits,held_up,turns,proof,share_hangs,share_attempts}.py
         integration/test_{mapping,events_zmq}.py fault/test_retrieval_random.py fuzz/live/test_live.py)
@@ -306,7 +306,7 @@ mix() {
     [ $# = 0 ] || printf '%s\n' "$@"
 }
 
-# suite PHASE: programs that wait for disks, deadlines and servers begin, and Python does so beside what computes.
+# suite PHASE: programs that wait for disks, deadlines and servers begin, and Python does so alongside what computes.
 suite() {
     local phase=$1 arguments directory targets program work=() waits=() tests workers=$((2 * $(nproc)))
     build_of "$phase"
@@ -361,7 +361,7 @@ while [ $# -gt 0 ]; do
     phase=$1 built=yes
     shift
     finish_build "$phase" || built=no
-    # The next one is built beside this one's tests, of what they leave of the cores.
+    # The next one is built next to this one's tests, of what they leave of the cores.
     [ $# = 0 ] || start_build "$1" nice -n 10
     # Tests of this phase use what is fetched.
     [[ $phase != @(plain|system) ]] || wait "$fetching"

@@ -101,7 +101,7 @@ lint: setup ## formatting, a clang build, cppcheck where it is installed
 
 # ---- rules ----
 
-# To optimise what Criterion's macros become takes longer than to run it. (override: also behind CFLAGS of a command line.)
+# To optimise what Criterion's macros become takes longer than to run it. (override: also after CFLAGS of a command line.)
 TEST_CFLAGS := -O0 -U_FORTIFY_SOURCE
 # What tests hand over has red zones; what else is looked at, or counted, is the product: that takes a compiler as long again.
 TEST_SANFLAGS := $(patsubst -fsanitize=address%,-fsanitize=address,$(SANFLAGS))

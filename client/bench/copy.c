@@ -1,6 +1,6 @@
-/* copy: loads and dumps of a GPU by each strategy and fragment size, idle and beside a worker that
- * computes, as shares of one large DMA transfer of the same run. Starts daemons of its own; this
- * process plays the worker. */
+/* copy: loads and dumps of a GPU by each strategy and fragment size, idle and alongside a worker
+ * that computes, as shares of one large DMA transfer of the same run. Starts daemons of its own;
+ * this process plays the worker. */
 #include "client/bench/copy.h"
 
 #include <errno.h>
@@ -96,8 +96,8 @@ static int measure_chain_alone(struct copy_bench *b)
         return rc;
     report_number(&b->report, "chain's median, us", b->chain_p50);
     report_number(&b->report, "chain's p99, us", b->chain_p99);
-    report_number(&b->report, "chain's median beside one DMA, to alone", p50 / b->chain_p50);
-    report_number(&b->report, "chain's p99 beside one DMA, to alone", p99 / b->chain_p99);
+    report_number(&b->report, "chain's median alongside one DMA, to alone", p50 / b->chain_p50);
+    report_number(&b->report, "chain's p99 alongside one DMA, to alone", p99 / b->chain_p99);
     return 0;
 }
 

@@ -68,7 +68,7 @@ int copy_stream_run(struct copy_bench *b, struct stream *s, unsigned n, double *
 
 /* A direction: 0 loads, 1 dumps. */
 int copy_measure(struct copy_bench *b, struct rig *rig, unsigned d, struct copy_rate *out);
-/* Both beside the matrices. */
+/* Both alongside the matrices. */
 int copy_measure_busy(struct copy_bench *b, struct rig *rig, struct copy_row *row);
 
 /* copy_report.c */

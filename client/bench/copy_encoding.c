@@ -109,8 +109,8 @@ static void report_encoding(struct copy_bench *b, const char *encoding, const st
     aim(b, encoding, "dump, of the bus", row->idle[1].ratio, a->dump);
     if (!gpu_work_kernels(&b->work))
         return;
-    aim(b, encoding, "load beside matrices, of the bus", row->busy[0].ratio, a->load);
-    aim(b, encoding, "dump beside matrices, of the bus", row->busy[1].ratio, a->dump);
+    aim(b, encoding, "load alongside matrices, of the bus", row->busy[0].ratio, a->load);
+    aim(b, encoding, "dump alongside matrices, of the bus", row->busy[1].ratio, a->dump);
     aim(b, encoding, "load, worker keeps", row->busy[0].keeps, 0.95);
     aim(b, encoding, "dump, worker keeps", row->busy[1].keeps, 0.95);
 }

@@ -1,4 +1,5 @@
-/* copy's worker: its daemon, its region, its streams, and how fast these are, idle and beside matrices. */
+/* copy's worker: its daemon, its region, its streams, and how fast these are, idle and alongside
+ * matrices. */
 #include "client/bench/copy.h"
 
 #include <string.h>

@@ -12,7 +12,7 @@ struct daemon {
     pid_t pid;
 };
 
-/* sets: "key=value" beside the socket's, NULL-terminated, at most DAEMON_MAX_SETS. 0 or -errno. */
+/* sets: "key=value" next to the socket's, NULL-terminated, at most DAEMON_MAX_SETS. 0 or -errno. */
 int daemon_start(struct daemon *d, const char *const *sets);
 /* Waits until it answers; 0 or a negative enum ucm_status. */
 int daemon_wait(const struct daemon *d, int timeout_ms);

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#define BUSY_BATCH 4  /* multiplications behind one event */
+#define BUSY_BATCH 4  /* multiplications after one event */
 #define BUSY_AHEAD 4u /* batches under way: the GPU never waits for the host */
 #define CHAIN_CTAS 264
 #define CHAIN_SETTLE_NS 250000000u /* until the daemon has seen that it is not alone */

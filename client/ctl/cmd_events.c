@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One request waits so long, and the next goes on behind it. */
+/* One request waits so long, and the next goes on after it. */
 #define WAIT_MS 1000
 
 static volatile sig_atomic_t interrupted;
@@ -63,7 +63,7 @@ static int lost_show(const struct reader *r, uint64_t lost)
     return ctl_print_json(j, true);
 }
 
-/* Another daemon numbers anew: all that it has is behind what was read. */
+/* Another daemon renumbers everything: all that it has is after what was read. */
 static bool renewed(struct reader *r, const msgpack_object *page)
 {
     char instance[40];
@@ -83,7 +83,7 @@ static int page_show(struct reader *r, const msgpack_object *page)
     int rc;
 
     if (renewed(r, page)) {
-        fprintf(stderr, "ucmctl: the daemon has started anew\n");
+        fprintf(stderr, "ucmctl: the daemon has started again\n");
         return CTL_OK;
     }
     rc = r->asked.since > 0 ? lost_show(r, answer_u64(page, "lost")) : CTL_OK;

@@ -192,7 +192,7 @@ static bool record_judge(struct offline *o, const struct look *l, uint32_t recor
 {
     bool good;
 
-    if (rc == -EILSEQ) { /* never written in this opening, unless others behind it were */
+    if (rc == -EILSEQ) { /* never written in this opening, unless others after it were */
         good = record >= l->end || nvme_page_blank(page);
         o->corrupt_headers += !good;
         return good;
@@ -402,7 +402,7 @@ static int print_text(const struct offline *o)
     printf("namespaces: %" PRIu64 " records corrupt; checkpoint: %" PRIu64 " records, %s%s\n",
            o->corrupt_spaces, o->index_spans,
            !o->index_there    ? "not there"
-           : o->index_damaged ? "damaged behind them"
+           : o->index_damaged ? "damaged after them"
                               : "sound",
            o->short_file ? "; the cache file is shorter than it was" : "");
     if (o->encrypted > 0)

@@ -48,7 +48,7 @@ static bool record_find(const struct offline *o, uint32_t number, uint32_t recor
            nvme_record_belongs(out, o->super.uuid, number, record, out->generation);
 }
 
-/* From record to record: where record 1 of the same opening begins; without one, behind record 0.
+/* From record to record: where record 1 of the same opening begins; without one, after record 0.
  * */
 static uint64_t stride_find(const struct offline *o, uint32_t number,
                             const struct nvme_record_header *first)
@@ -161,7 +161,7 @@ static bool owner_copy(struct offline *o, int from, int to)
            worked(o, errno_of(fchmod(to, st.st_mode & 07777)));
 }
 
-/* Beside the old one and then in its place: a crash leaves either. */
+/* Alongside the old one and then in its place: a crash leaves either. */
 static void salvage_spaces(struct offline *o)
 {
     char path[PATH_BYTES], fresh[PATH_BYTES];

@@ -168,7 +168,7 @@ int cmd_tenant(const struct args *a)
     if (reset && a->n_words > 2)
         return program_usage_error(a, "'tenant reset' takes a name only; it resets all settings");
     if (set && a->n_words == 2)
-        return program_usage_error(a, "'tenant set' wants KEY=VALUE behind the name");
+        return program_usage_error(a, "'tenant set' wants KEY=VALUE after the name");
     if (name.n == 0 || name.n > UCM_MAX_NAME_BYTES)
         return program_usage_error(a, "a tenant has a name of 1 to %d bytes", UCM_MAX_NAME_BYTES);
     rc = settings_join(a, text);

@@ -2,7 +2,7 @@
  *
  * In the file a request of the engine is a process, and each request to the daemon a row (a thread)
  * of it. Events of a row must lie inside each other or apart. So what overlaps, such as reads of one
- * block beside copies of another, continues in a second row. */
+ * block alongside copies of another, continues in a second row. */
 #include "client/ctl/ctl.h"
 
 #include <errno.h>

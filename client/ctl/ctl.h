@@ -142,7 +142,7 @@ int cmd_events(const struct args *a);
  * exit status: of what was found, also where it was repaired. */
 int offline_verify(const char *path, const char *state, bool json, bool salvage, bool lift);
 
-/* A line for each entry of the list `bypassed`, each behind `before`. */
+/* A line for each entry of the list `bypassed`, each after `before`. */
 void print_bypasses(const msgpack_object *map, const char *before);
 
 #endif

@@ -22,7 +22,7 @@
 #define DIRECTORIES 16
 #define DRAM_BYTES (256u << 20)
 
-/* Below this a tier gives less than many a GPU computes anew. */
+/* Below this a tier gives less than many a GPU computes again. */
 #define SLOW_DISK 200e6
 #define SLOW_DRAM 3e9
 

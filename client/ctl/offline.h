@@ -39,7 +39,7 @@ struct offline {
     uint64_t dropped, rebuilt, emptied, pages_written, spaces_kept, lifted;
     bool index_removed, spaces_rewritten, grown;
     int error;          /* -errno of the first repair that failed, or of the read of `unread` */
-    const char *unread; /* a file beside the cache file that could not be read whole, or NULL */
+    const char *unread; /* a file next to the cache file that could not be read whole, or NULL */
     const char *halt;   /* why the walk ended before the end, or NULL: it did not */
 };
 

@@ -216,7 +216,7 @@ static int take_option(struct args *a, int found, const char *word)
     return 0;
 }
 
-/* Parses options behind argv[0] until the end or, with stop_at_word, until the first word. What they
+/* Parses options after argv[0] until the end or, with stop_at_word, until the first word. What they
  * leave are a's words. 0 or PROGRAM_EXIT_USAGE. */
 static int args_parse(struct args *a, int argc, char **argv, bool stop_at_word)
 {
@@ -229,7 +229,7 @@ static int args_parse(struct args *a, int argc, char **argv, bool stop_at_word)
             .has_arg = a->option[i]->kind == ARG_FLAG ? no_argument : required_argument,
             .val = FIRST_OPTION + (int)i,
         };
-    optind = 0; /* getopt_long begins anew */
+    optind = 0; /* getopt_long begins again */
     opterr = 0;
     while ((found = getopt_long(argc, argv, stop_at_word ? "+:h" : ":h", table, NULL)) != -1) {
         int rc = take_option(a, found, argv[optind - 1]);

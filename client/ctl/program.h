@@ -100,7 +100,7 @@ const char *program_name(void);
 /* Prints "NAME: sentence" and returns `code`. */
 int program_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Becomes the Python program `name`, which gets every option that has a value, numbers in digits, and the words: it lies
- * beside this program, or in ../libexec/ucmd. Returns an exit status if it can't. */
+ * next to this program, or in ../libexec/ucmd. Returns an exit status if it can't. */
 int program_script(const struct args *a, const char *name);
 /* The path of the daemon's socket: --socket, else $UCM_SOCKET, else the default. */
 const char *program_socket(const struct args *a);

@@ -1,5 +1,5 @@
-/* A command that is a Python program beside this one, as `ucmctl plan` is. This program checks the command line, and
- * becomes that one. */
+/* A command that is a Python program next to this one, as `ucmctl plan` is. This program checks the command line,
+ * and becomes that one. */
 #include "client/ctl/program.h"
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 
 #define NUMBER_BYTES 24
 
-/* Beside this program, or where `make install` puts it. False: nobody could say where this program lies. */
+/* Next to this program, or where `make install` puts it. False: nobody could say where this program lies. */
 static bool script_find(const char *name, char path[PATH_MAX + 64])
 {
     char self[PATH_MAX];

@@ -12,7 +12,7 @@ void copy_agent_rope_close(struct copy_agent_region *r); /* harmless when it is 
 /* Are the order's shifts the region's, and sound? */
 bool copy_agent_rope_sound(const struct copy_agent_region *r,
                            const struct ucm_staging_order *order);
-/* Copies items of an entry to pages and re-rotates their K; of an encoded order only re-rotates it, behind the decoding.
+/* Copies items of an entry to pages and re-rotates their K; of an encoded order only re-rotates it, after the decoding.
  * The items are those of the order, whose numbers of tables go into them; its tables go to pinned memory, where
  * the kernel reads them. */
 CUresult copy_agent_rope_launch(const struct copy_agent_region *r,

@@ -35,7 +35,7 @@ int decode_plan_memory(struct decode_plan *plan, uint32_t multiprocessors,
                        uint32_t thread_block_bytes);
 #define DECODE_ALIGN 256u /* of what lies in the workspace */
 
-/* Room for so many bytes behind *end, which moves on: their offset. */
+/* Room for so many bytes after *end, which moves on: their offset. */
 static inline uint64_t decode_plan_place(uint64_t *end, uint64_t bytes)
 {
     uint64_t at = *end;
@@ -89,7 +89,7 @@ struct ucm_cuda_decode {
     uint32_t *floors; /* [requests] */
     uint64_t floors_sum;
     pthread_mutex_t
-        mapping_lock; /* of the rest: ucm_cuda_decode_mapping_register runs beside other calls */
+        mapping_lock; /* of the rest: ucm_cuda_decode_mapping_register runs alongside other calls */
     struct ucm_mapping *mapping;
     struct decode_range *range;
     uint32_t n_ranges, ranges_room;

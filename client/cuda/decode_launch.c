@@ -5,7 +5,7 @@
 #include "client/cuda/error.h"
 
 #define GATHER_BLOCKS                                                                              \
-    32u /* the bus is full with fewer, and attention beside it has the rest of the GPU */
+    32u /* the bus is full with fewer, and attention alongside it has the rest of the GPU */
 
 int decode_enter(struct ucm_cuda_decode *d)
 {
@@ -91,7 +91,7 @@ static CUresult launch_latents(struct ucm_cuda_decode *d, struct ucm_attend_cuda
                   UCM_ATTEND_MLA_MERGE_THREADS, 0, (void *[]){a}, stream, d->beside);
 }
 
-/* The next launch behind the gather: it begins beside it, and waits for what is on its way. */
+/* The next launch after the gather: it begins alongside it, and waits for what is on its way. */
 static CUresult launch_attend(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
                               uint32_t layer_head, const struct decode_round *round,
                               CUstream stream)

@@ -99,7 +99,7 @@ static bool is_wanted(const struct ucm_mapped_range *m, uint64_t opened)
     return m->wanted != 0 || m->opened != opened;
 }
 
-/* The gather reads all layers of a block, and checks nothing: behind it lies another one. */
+/* The gather reads all layers of a block, and checks nothing: after it lies another one. */
 static int part_check(const struct ucm_cuda_decode *d, const struct ucm_mapping_info *info)
 {
     const struct ucm_cuda_decode_options *o = &d->plan.options;

@@ -364,7 +364,7 @@ static void attend_plan(struct decode_plan *p)
         a->pool.k.head_stride = a->pages.k.head_stride = 0;
 }
 
-/* By the sizes of the options, not by those of a launch: a sequence's results don't depend on who is beside it. For many
+/* By the sizes of the options, not by those of a launch: a sequence's results don't depend on who is alongside it. For many
  * sequences lists are cut as for CUT_SEQUENCES: small batches of such a handle need the splits, and large ones lose a twentieth. */
 static int splits_plan(struct decode_plan *p, uint32_t multiprocessors, uint32_t thread_block_bytes)
 {

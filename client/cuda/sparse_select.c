@@ -372,7 +372,7 @@ static int kernel_open(struct ucm_cuda_select *s, const uint8_t *gpu,
     return sparse_kernel_open(&s->kernel, gpu, fatbin, name, s->shared_bytes);
 }
 
-/* A form by clusters beside the handle's own. Its error is no error of the handle's. */
+/* A form by clusters alongside the handle's own. Its error is no error of the handle's. */
 static void few_open(struct ucm_cuda_select *s, const uint8_t *gpu)
 {
     struct ucm_cuda_select *few = malloc(sizeof *few);

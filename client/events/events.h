@@ -2,9 +2,9 @@
  * PUB with frames topic, sequence number, batch; a ROUTER for who missed some. docs/events.md says what is in a batch.
  *
  * Promise: what a subscriber has taken over says where each block lies, or will once the next batches are there. After a gap
- * (events lost, another daemon) all is said anew.
+ * (events lost, another daemon) all is said again.
  * It is a process of its own, so that no fault of libzmq and no subscriber reaches the daemon.
- * Threads: one, beside libzmq's own. */
+ * Threads: one, alongside libzmq's own. */
 #ifndef UCM_EVENTS_EVENTS_H
 #define UCM_EVENTS_EVENTS_H
 
@@ -71,7 +71,7 @@ void listing_free(struct listing *l);
 /* A copy of what an answer of events.list says of a block. -1: no memory. */
 int listing_add(struct listing *l, const msgpack_object *block, const struct batch_block *common,
                 const char *const media[4]);
-/* each_cb gets every block once, one whose parent is in the list behind it. False from it ends the walk. */
+/* each_cb gets every block once, one whose parent is in the list after it. False from it ends the walk. */
 void listing_walk(struct listing *l, bool (*each_cb)(void *ctx, const struct batch_block *block),
                   void *ctx);
 

@@ -13,7 +13,7 @@
 #define LINGER_MS 1000
 /* No publisher sends more batches than that in a millisecond, in the long run. */
 #define STEPS_PER_MS 1024
-/* Of a replay request: the number, behind who asks and an empty frame. */
+/* Of a replay request: the number, after who asks and an empty frame. */
 #define NUMBER_BYTES 8
 #define WHO_BYTES 256
 /* Requests and subscriptions that are looked at before events have their turn. */
@@ -72,7 +72,7 @@ static int frame_send(void *socket, const void *p, size_t n, bool more)
     return zmq_send(socket, p, n, ZMQ_DONTWAIT | (more ? ZMQ_SNDMORE : 0)) < 0 ? -1 : 0;
 }
 
-/* Topic, number and batch, behind what was sent already. */
+/* Topic, number and batch, after what was sent already. */
 static int step_send(void *socket, const struct step *s)
 {
     uint8_t number[NUMBER_BYTES];
@@ -255,8 +255,8 @@ int outlet_open(const struct outlet_config *config, struct outlet **out)
         fprintf(stderr, "ucmevents: memory ran out\n");
     else
         rc = socket_open(o, ZMQ_XPUB, config->endpoint, SEND_MOST, &o->pub);
-    /* One whole replay fits beside half of one before, since libzmq hears of that half only later that it was read. What is beyond that
-     * is dropped. */
+    /* One whole replay fits alongside half of one before, since libzmq hears of that half only later that it was read. What is beyond
+     * that is dropped. */
     if (rc == 0 && config->replay[0] != '\0')
         rc = socket_open(o, ZMQ_ROUTER, config->replay, 2 * ((int)config->steps + 16), &o->replay);
     if (rc == 0)

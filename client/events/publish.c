@@ -186,7 +186,7 @@ static int spaces_read(struct publisher *p)
     return 0;
 }
 
-/* Another daemon gives numbers anew. The topics of the one before stay until they are cleared. */
+/* Another daemon gives renumbers everything. The topics of the one before stay until they are cleared. */
 static void spaces_outlive(struct publisher *p)
 {
     for (uint32_t i = 0; i < p->n_spaces; i++)
@@ -341,7 +341,7 @@ static bool broken(struct publisher *p, const msgpack_object *page)
         return true;
     }
     if (lost > 0)
-        fprintf(stderr, "ucmevents: %llu events lost: all blocks are told anew\n",
+        fprintf(stderr, "ucmevents: %llu events lost: all blocks are told again\n",
                 (unsigned long long)lost);
     return lost > 0;
 }

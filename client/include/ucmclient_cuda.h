@@ -11,7 +11,7 @@
  * ucm_load and ucm_dump keep their promises: a load is done only when its bytes are visible to any
  * kernel launched afterwards; a dump reads only after its event. The daemon copies without the
  * copy agent when that gets no processor for 20 ms. A copy agent whose daemon is gone moves
- * nothing. Its kernels run beside the worker's. But while CUDA loads a kernel lazily behind a
+ * nothing. Its kernels run alongside the worker's. But while CUDA loads a kernel lazily after a
  * kernel that runs, it blocks every launch in the process: a worker with kernels that run for seconds should set
  * CUDA_MODULE_LOADING=EAGER.
  *
@@ -37,7 +37,7 @@ struct ucm_cuda;
 
 struct ucm_cuda_options {
     uint64_t entry_bytes; /* 64 KiB to 64 MiB, a multiple of 4096; 0: 16 MiB */
-    uint32_t entries;     /* 2 to 8; 0: 4. For `q4` beside the worker's kernels: 8, of 8 MiB */
+    uint32_t entries;     /* 2 to 8; 0: 4. For `q4` alongside the worker's kernels: 8, of 8 MiB */
 };
 
 /* The sentence of the calling thread's last failed call into this library; "" when no call failed.

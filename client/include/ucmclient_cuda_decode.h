@@ -149,8 +149,8 @@ struct ucm_cuda_decode_options {
     float eps;      /* 0 to 1 */
     uint32_t
         rounds; /* of a layer, at most; the last one takes what is left of a list. 0: 3; PSA 6 */
-    uint32_t every;   /* a round ends behind a multiple of so many blocks of its list; 0: 4 */
-    uint32_t first;   /* the first round's blocks, beside the local window; 0: 32 */
+    uint32_t every;   /* a round ends after a multiple of so many blocks of its list; 0: 4 */
+    uint32_t first;   /* the first round's blocks, alongside the local window; 0: 32 */
     uint32_t windows; /* a sequence's first blocks, which come first whatever their scores */
     /* enum ucm_cuda_decode_encoding. FP8 wants entries of a KV head, K and V of 16 bits, and no k_scale or v_scale. */
     uint32_t encoding;
@@ -211,7 +211,7 @@ struct ucm_cuda_decode_layer {
     uint64_t q_stride; /* elements from one sequence's queries to the next's; 0: contiguous */
     uint64_t out;      /* [sequences][q_heads][v_head_dim], aligned to 16 */
     uint64_t lse;      /* float[sequences][q_heads], natural logarithm; 0: not wanted */
-    /* With a rule: what the selection behind which this layer is launched says beside its lists. */
+    /* With a rule: what the selection after which this layer is launched says besides its lists. */
     uint64_t candidates; /* int32_t[sequences]: its n_blocks */
     /* float[sequences][lists][room]: its score. With one round it is not read */
     uint64_t score;
@@ -289,7 +289,7 @@ UCM_API int ucm_cuda_decode_places(struct ucm_cuda_decode *decode, struct ucm_ma
                                    const uint32_t *numbers, const struct ucm_place *places,
                                    uint32_t n, void *stream);
 /* Registers memory of the mapping with the driver before places() needs it: at most `most` ranges that the GPU does not know yet,
- * each a slab of the daemon's. *left receives how many others there are. Any thread may call it beside steps and beside other
+ * each a slab of the daemon's. *left receives how many others there are. Any thread may call it alongside steps and alongside other
  * calls for the handle, which may wait for the registration under way; so ask for one at a time. The caller keeps the mapping open. */
 UCM_API int ucm_cuda_decode_mapping_register(struct ucm_cuda_decode *decode,
                                              struct ucm_mapping *mapping, uint32_t most,
@@ -307,7 +307,7 @@ struct ucm_cuda_decode_key {
     uint32_t layer, head, number;
 };
 /* Lists up to `room` keys that the last step did not get, each of them once, by layer, head and number, and in *n how many there
- * are. There may be more that had no room in options.misses: the next run finds them. A layer behind one that lacks many chose by
+ * are. There may be more that had no room in options.misses: the next run finds them. A layer after one that lacks many chose by
  * other queries than the next run has: ask for the first layer's only, unless all are few. */
 UCM_API int ucm_cuda_decode_unserved(struct ucm_cuda_decode *decode,
                                      struct ucm_cuda_decode_key *out, uint32_t room, uint32_t *n,

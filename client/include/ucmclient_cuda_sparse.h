@@ -73,7 +73,7 @@ struct ucm_cuda_summary_build {
 };
 
 /* Launches the build on `stream` (a cudaStream_t or CUstream): all layers and blocks at once. Few thread
- * blocks and little shared memory, so that it runs beside other kernels. n_blocks 0 launches nothing. */
+ * blocks and little shared memory, so that it runs alongside other kernels. n_blocks 0 launches nothing. */
 UCM_API int ucm_cuda_summary(struct ucm_cuda_summary *summary,
                              const struct ucm_cuda_summary_build *build, void *stream);
 
@@ -91,7 +91,7 @@ enum {
     UCM_CUDA_SELECT_QUERIES = 2048,         /* of a sequence: score.rows * score.q_heads */
     UCM_CUDA_SELECT_BLOCKS = (1 << 20) - 1, /* of a sequence */
 };
-#define UCM_CUDA_SELECT_NONE UINT32_MAX /* in index, behind the chosen blocks */
+#define UCM_CUDA_SELECT_NONE UINT32_MAX /* in index, after the chosen blocks */
 
 /* What all launches of a handle have in common. */
 struct ucm_cuda_select_options {

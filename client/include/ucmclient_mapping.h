@@ -88,7 +88,7 @@ UCM_API int ucm_mapping_read(struct ucm_mapping *mapping, const struct ucm_place
                              uint64_t offset, uint64_t bytes, void *out);
 
 /* For UCM_MAPPING_ADDRESSES. Where the block's bytes lie, and where its sequence number lies: 64 bits, to be loaded with
- * acquire order in system scope, and compared with place->seq, before the copy and again behind a fence
+ * acquire order in system scope, and compared with place->seq, before the copy and again after a fence
  * after it. UCM_MAPPING_MISS: the place is worth nothing any more. Both addresses stay mapped until
  * ucm_mapping_release of their ranges. */
 UCM_API int ucm_mapping_address(struct ucm_mapping *mapping, const struct ucm_place *place,

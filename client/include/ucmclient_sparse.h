@@ -240,7 +240,7 @@ struct ucm_sparse_select {
     uint32_t prefetch;    /* 0, or priority + 1: chosen blocks are brought into DRAM */
     uint32_t deadline_ms; /* 0: the timeout */
 };
-/* The lists of all rows, one behind the other: by row, and by KV head unless `heads` made one. */
+/* The lists of all rows, one after the other: by row, and by KV head unless `heads` made one. */
 struct ucm_sparse_selected {
     uint32_t *counts; /* receives the number of blocks of each list */
     uint32_t *index;  /* receives their numbers in the sequence, ascending in each list */
@@ -392,7 +392,7 @@ UCM_API int ucm_policy_check(const struct ucm_policy *policy);
  * preset, or room (bytes, the 0 included) is too small; UCM_POLICY_TEXT is always enough. */
 enum { UCM_POLICY_TEXT = 1024 };
 UCM_API int ucm_policy_text(const struct ucm_policy *policy, char *text, size_t room);
-/* The i-th preset: its name and a sentence about it; -UCM_ENOTFOUND behind the last. */
+/* The i-th preset: its name and a sentence about it; -UCM_ENOTFOUND after the last. */
 UCM_API int ucm_policy_preset(uint32_t i, const char **name, const char **about);
 /* The i-th key, likewise. */
 UCM_API int ucm_policy_key(uint32_t i, const char **name, const char **about);

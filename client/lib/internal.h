@@ -144,10 +144,10 @@ TAILQ_HEAD(client_handles, client_handle);
 
 struct ucm_namespace {
     struct client_handle handle;
-    /* Views into `layers` and behind it; of summaries and encoded blocks, those of the base, which
+    /* Views into `layers` and after it; of summaries and encoded blocks, those of the base, which
      * handle.request references. */
     struct msg_ns_open open;
-    struct client_summary *summary;   /* behind the struct; NULL: the blocks are no summaries */
+    struct client_summary *summary;   /* after the struct; NULL: the blocks are no summaries */
     struct client_encoding *encoding; /* likewise; NULL: they are stored as they are */
     uint8_t fingerprint[32];
     uint32_t layers[]; /* then the salt, then the strings */
@@ -163,12 +163,12 @@ struct client_encoding {
 struct ucm_region {
     struct client_handle handle;
     atomic_bool computes;           /* ucm_region_computes */
-    struct msg_region_register msg; /* views into the members below and behind them */
+    struct msg_region_register msg; /* views into the members below and after them */
     uint32_t rope[UCM_ROPE_NUMBERS];
     char rope_dtype[16], rope_scaling[16];
     char device[16];
     uint8_t gpu[UCM_UUID_BYTES];
-    struct client_proof *proofs; /* behind the planes; NULL: no memory needs any */
+    struct client_proof *proofs; /* after the planes; NULL: no memory needs any */
     /* Then a struct msg_handle, a proof and an IPC handle for each memory. */
     struct msg_plane planes[];
 };

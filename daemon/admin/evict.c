@@ -1,6 +1,6 @@
 /* pin, unpin, evict, namespace.purge and share.collect: what operators and clients change about
  * stored blocks. A page an iteration of the event loop, so that many of them delay nobody. By key
- * the first page goes at once, and files on shared roots go behind the last. Meanwhile lookups may
+ * the first page goes at once, and files on shared roots go after the last. Meanwhile lookups may
  * find such a file, and loads read it: so all keys have a second look once the files are gone. */
 #include "daemon/admin/admin.h"
 #include "daemon/mapping/mapping.h"
@@ -114,7 +114,7 @@ void sweeps_init(struct requests *rq)
     fair_queue_init(&admin_of(rq)->sweeps, PAGE_COST);
 }
 
-/* It goes on in the next iteration of the event loop, and in those behind it until it leaves the
+/* It goes on in the next iteration of the event loop, and in those after it until it leaves the
  * queue. */
 static void sweep_go_on(struct sweep *w)
 {
@@ -178,7 +178,7 @@ static void sweep_end(struct sweep *w, const struct ucm_error *e)
 struct keys_sweep {
     struct sweep w;
     uint32_t at;   /* the next key of this pass */
-    bool again;    /* the pass behind the removal */
+    bool again;    /* the pass after the removal */
     bool removing; /* it is under way */
     bool removes;
     /* Its keys are those whose files go, the first of `keys`, as far as these have been swept. */
@@ -222,7 +222,7 @@ static void key_change(struct keys_sweep *k, const uint8_t *key)
 }
 
 /* The key's files are gone. What came of them in the meantime goes, too: blocks that a lookup found
- * or a load read, and what lookups under way are about to note. What was stored anew stays, unless
+ * or a load read, and what lookups under way are about to note. What was stored again stays, unless
  * it has been written below. */
 static void key_again(struct keys_sweep *k, const uint8_t *key)
 {

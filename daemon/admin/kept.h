@@ -11,7 +11,7 @@
  * by name, or TENANT_ALL. 0, or -EINVAL with a sentence. */
 int tenant_give_check(struct tenant_set *set, const struct config *c, const char *name,
                       const struct tenant_settings *s, char why[TENANT_WHY_BYTES]);
-/* Whether a reload may give what `fresh` says, beside what operators have given: guarantees in sum
+/* Whether a reload may give what `fresh` says, besides what operators have given: guarantees in sum
  * against the sizes of the running configuration. 0, or -EINVAL with a sentence. */
 int tenant_configure_check(const struct tenant_set *set, const struct config *running,
                            const struct config *fresh, char why[TENANT_WHY_BYTES]);

@@ -59,7 +59,7 @@ struct arena {
     bool unplaced; /* the thread's: placing failed, and was logged */
 
     struct granter *granter; /* daemon/mapping/grant_internal.h */
-    uint32_t granted;        /* slabs that may be granted to groups, behind `slabs` */
+    uint32_t granted;        /* slabs that may be granted to groups, after `slabs` */
     /* the first ones, which have been: no memory is touched for the others */
     uint32_t granted_used;
     /* one of theirs is free */

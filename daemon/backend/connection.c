@@ -96,7 +96,7 @@ int ucm_backend_flush(struct ucm_backend *b)
     return rc;
 }
 
-/* What does not fit behind others waits until these are sent. */
+/* What does not fit after others waits until these are sent. */
 static int answer_add(struct ucm_backend *b, const struct wire_answer *a,
                       const struct wire_file *files, uint32_t n)
 {

@@ -4,7 +4,7 @@
  *
  * Promises: a chore that is due runs in the next iteration of the event loop, after those that were
  * added before it. One that is woken while another one runs comes in the same iteration if its
- * place is behind that one's. While none is due the event loop rests.
+ * place is after that one's. While none is due the event loop rests.
  * Nothing is allocated. Thread: the event loop only. */
 #ifndef UCMD_BASE_CHORE_H
 #define UCMD_BASE_CHORE_H

@@ -4,7 +4,7 @@
  * Start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queuing: A Scheduling Algorithm for
  * Integrated Services Packet Switching Networks", SIGCOMM 1996). A flow's *start* counts the bytes
  * that it has had, divided by its weight; the flow with the lowest start is served. *Now* is the
- * highest start of what was served. A flow that comes back from idle starts at now, or behind what
+ * highest start of what was served. A flow that comes back from idle starts at now, or after what
  * it has had: so nobody saves up credit, and nobody's debt is forgiven by a short pause. The
  * resource may do several things at a time; they count when they begin (SFQ(D): Jin, Chase, Kaur,
  * "Interposed Proportional Sharing for a Storage Service Utility", SIGMETRICS 2004).
@@ -12,7 +12,7 @@
  * Two things are added. One is credit. A flow that waits but can't be served, because its own way
  * is full, lets others pass. It keeps its place, at most FAIR_CREDIT bursts behind what it would
  * have had. Without that it would lose its part of all such moments for good, though it had work
- * waiting. (One burst is too little for a heavy flow beside light ones:
+ * waiting. (One burst is too little for a heavy flow alongside light ones:
  * tests/unit/base/test_fair_ways.c.)
  *
  * The other is the burst. A flow that comes back, and has had no more than its due, is served at
@@ -27,7 +27,7 @@
  * - A flow that was passed over gets what it missed, up to FAIR_CREDIT bursts, as soon as its way
  *   is free.
  * - A flow that comes back and has had no more than its due (its start is at most now) gets `burst`
- *   bytes before any flow that waits without a burst gets one, and behind at most `burst` + L of
+ *   bytes before any flow that waits without a burst gets one, and after at most `burst` + L of
  *   each that has one.
  * - There is no clock, and nothing is allocated. Those that wait stand in the order of their turns:
  *   of n of them a call looks at O(log n), fair_queue_next and fair_queue_first_unless at all, and
@@ -121,7 +121,7 @@ struct fair_queue {
 
 /* On zeroed memory. */
 void fair_queue_init(struct fair_queue *q, uint64_t burst);
-/* Behind all of its rank, which is below FAIR_CLASSES, in its lane; front: before them. */
+/* After all of its rank, which is below FAIR_CLASSES, in its lane; front: before them. */
 void fair_queue_push(struct fair_queue *q, const struct fair_who *who, unsigned rank,
                      struct list *node, bool front);
 /* What is to be served, left in the queue, or NULL. */

@@ -350,7 +350,7 @@ int limit_check(const struct limit_owner *o, enum limit what, const struct limit
         return ucm_error_set(
             e, UCM_WIRE_BUSY,
             "%llu of %llu %s are taken, and %llu more would not fit%s; %s sets how many there are",
-            used, all, pool->things, more, o->admin ? "" : " beside what is left for operators",
+            used, all, pool->things, more, o->admin ? "" : " besides what is left for operators",
             pool->source);
     name_write(refuser, who, sizeof(who));
     has = part_of(refuser, what, pool);

@@ -115,7 +115,7 @@ static void line_add_escaped(struct line *l, const char *text, size_t n)
     }
 }
 
-/* A text behind "key=", in quotes if a parser needs them. */
+/* A text after "key=", in quotes if a parser needs them. */
 static void line_add_value(struct line *l, const char *text, size_t n)
 {
     bool plain = n > 0;

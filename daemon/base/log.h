@@ -1,5 +1,5 @@
 /* One line an event on standard error: "time level module event key=value ...", or without time and
- * with the journal's "<N>" prefix when $JOURNAL_STREAM says that it goes to the journal. Behind
+ * with the journal's "<N>" prefix when $JOURNAL_STREAM says that it goes to the journal. After
  * "key=" a text is put into double quotes where it needs them; in quotes, of the format too, \" and
  * \\ stand for " and \. So a line splits at the spaces outside of quotes.
  * Any thread; a line is one write(2), of a thread from log_start on: then nobody waits for who

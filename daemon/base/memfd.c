@@ -52,7 +52,7 @@ int memfd_populate(int fd, uint64_t offset, char *p, uint64_t bytes)
 }
 
 /* Without FUTURE_WRITE (before Linux 5.1) nothing is shared: a worker that runs as the daemon's
- * user could open the file anew, and write. Sealed after the daemon has mapped it: its own mapping
+ * user could open the file again, and write. Sealed after the daemon has mapped it: its own mapping
  * stays writable. */
 int memfd_share(int fd)
 {

@@ -66,7 +66,7 @@ static int spec_take(const struct msg_region_register *m, struct ucm_rope_spec *
     return 0;
 }
 
-/* Finds the plane of a layer that K lies in, which begins `at` bytes behind the layer's. */
+/* Finds the plane of a layer that K lies in, which begins `at` bytes after the layer's. */
 static int layer_find(const struct device_region *r, struct device_rope *rope, uint32_t layer,
                       uint64_t at, struct ucm_error *e)
 {

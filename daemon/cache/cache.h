@@ -124,7 +124,7 @@ struct cache_leased cache_leased(const struct cache *c);
 /* CACHE_DRAM, _NVME or _SHARE: the lowest tier that a part of the block has to come from; 0 if it
  * is not found, or the ref is 0. */
 uint8_t cache_tier(const struct cache *c, block_ref ref);
-/* The same of each of refs[n]. stop_at_gap: what comes behind one that is not found is not,
+/* The same of each of refs[n]. stop_at_gap: what comes after one that is not found is not,
  * either. */
 void cache_tiers(const struct cache *c, const block_ref *refs, uint32_t n, bool stop_at_gap,
                  uint8_t *tiers);
@@ -249,8 +249,8 @@ void pending_writes_end(struct cache *c, struct pending_writes *pending_writes);
 struct pending_write;
 /* Claims layers [layer, layer + n) of a part for one copy; the caller holds the block. -EEXIST: the
  * part is whole. -EINPROGRESS: another connection writes it, or one of the layers is claimed; all
- * of them may be claimed anew while none is being copied. -EBUSY: no slot now, see WAIT_SLOT. node:
- * as in cache_get. */
+ * of them may be claimed again while none is being copied. -EBUSY: no slot now, see WAIT_SLOT.
+ * node: as in cache_get. */
 int pending_write_claim(struct cache *c, struct pending_writes *pending_writes, block_ref ref,
                         uint32_t part, uint32_t layer, uint32_t n, int node,
                         struct pending_write **out);

@@ -2,7 +2,7 @@
  * and those of which another part is in use, as some of a block of many parts mostly is. It moves
  * their parts into slots of their own size in other slabs, a few at a time, and then lets the
  * others leave. A search for space begins it when it has found nothing else, or passed over colder
- * blocks that are stuck beside guaranteed ones (space.c); a chore goes on with it.
+ * blocks that are stuck alongside guaranteed ones (space.c); a chore goes on with it.
  *
  *   choose the slab with the fewest parts that stay ---> copy these
  *   ---> exchange each one's slot when nobody else uses it

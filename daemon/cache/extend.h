@@ -1,4 +1,4 @@
-/* What features see of the cache, beside what requests do: those that bring parts into it, read
+/* What features see of the cache, besides what requests do: those that bring parts into it, read
  * them in another way, or move them. Thread: the event loop only. */
 #ifndef UCMD_CACHE_EXTEND_H
 #define UCMD_CACHE_EXTEND_H
@@ -48,7 +48,7 @@ void cache_slot_return(struct cache *c, slot_ref slot);
  * reference
  *   lets a MOVE exchange. */
 
-/* False: somebody has claimed it. The caller holds the block until the claim ends. Behind a claim
+/* False: somebody has claimed it. The caller holds the block until the claim ends. After a claim
  * that lasted longer than the call it calls cache_released. */
 bool cache_move_claim(struct cache *c, block_ref ref, uint32_t part);
 void cache_move_unclaim(struct cache *c, block_ref ref, uint32_t part);

@@ -105,7 +105,7 @@ static inline struct part *cache_part(struct cache *c, block_ref ref, uint32_t p
     return &b->part[part];
 }
 
-/* While a dump writes a part anew, the shared tier's copy does not count. */
+/* While a dump writes a part again, the shared tier's copy does not count. */
 bool part_whole(const struct part *p);
 
 static inline struct tier_place part_place(const struct part *p)

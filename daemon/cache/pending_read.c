@@ -266,7 +266,7 @@ static void check_cb(struct part_op *op, int status)
     arena_slot_free(c->arena, op->slot);
     if (status == -EBADMSG) {
         log_read_failed(&op->io.tier, status);
-        /* During the read the place may have been reclaimed, or the part written anew. */
+        /* During the read the place may have been reclaimed, or the part written again. */
         if (part_is_at(cache_part(c, op->ref, op->part), op->io.tier.place.loc)) {
             cache_nvme_lost(c, op->ref, op->part, true);
             cache_write_again(c, op->ref);

@@ -92,7 +92,7 @@ int pending_write_claim(struct cache *c, struct pending_writes *pending_writes, 
     if (b->flags & BLOCK_DELETING)
         return -EINPROGRESS;
     /* A pending write goes on when recovery finds the part in the meantime. A part that is only
-     * UNVERIFIED is taken: the worker that computed it anew may have missed it there. */
+     * UNVERIFIED is taken: the worker that computed it again may have missed it there. */
     if (p->dram != PART_DRAM_PENDING_WRITE &&
         (p->dram != PART_DRAM_NONE || p->nvme == PART_NVME_READY || p->share == PART_SHARE_KNOWN))
         return -EEXIST;

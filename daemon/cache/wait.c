@@ -66,7 +66,7 @@ bool cache_space_run(void *ctx)
     do {
         c->trying = list_empty(&c->firsts) ? slots->next : c->firsts.next;
         node = first_retries(list_empty(&c->firsts) ? slots : &c->firsts);
-        /* Who waits again has too little, and so have those behind. This compares the address only:
+        /* Who waits again has too little, and so have those after. This compares the address only:
          * r may be freed. */
     } while (node && c->firsts.next != node && slots->prev != node && slots->next != node);
     c->trying = NULL;

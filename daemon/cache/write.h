@@ -86,7 +86,7 @@ enum part_below part_below(const struct part *p, enum write_to to);
 /* How many of its parts a write would bring to the target: they have no copy there, nor is one
  * under way. */
 uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum write_to to);
-/* A part is on the shared tier: those behind it may follow. */
+/* A part is on the shared tier: those after it may follow. */
 void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part);
 /* A namespace may be written again: what was stalled waits in front of its queue. */
 void cache_writes_unstall(struct cache *c);
@@ -126,7 +126,7 @@ int cache_share_write(struct cache *c, block_ref ref, uint32_t part);
 
 void cache_durables_retry(struct cache *c);
 /* The part was dumped before its copy of an earlier run turned up. Once recovery is over that copy
- * is read, and written anew if it is not whole. */
+ * is read, and written again if it is not whole. */
 void cache_unverified(struct cache *c, block_ref ref, uint32_t part);
 
 /* ---- ns_record.c ---- */

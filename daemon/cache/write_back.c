@@ -331,7 +331,7 @@ bool cache_write_share_ready(const void *ctx)
     return write_ready(ctx, WRITE_SHARE);
 }
 
-/* From the last one on, so that each comes to be in front of those that came behind it. */
+/* From the last one on, so that each comes to be in front of those that came after it. */
 bool cache_writes_secret(struct cache *c)
 {
     struct block_queue *q = &c->without_secret;

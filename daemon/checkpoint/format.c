@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define MAGIC "UCMI"
-/* Beside key_bytes, which is 32 at most; daemons that do not know them leave the entry out. */
+/* Besides key_bytes, which is 32 at most; daemons that do not know them leave the entry out. */
 #define ENCRYPTED (1u << 31)
 #define TAG_SHIFT 8 /* 16 bits of key_id */
 

@@ -1,4 +1,4 @@
-/* Checkpoints: what lies in which record, written beside each file so that the next start need not
+/* Checkpoints: what lies in which record, written next to each file so that the next start need not
  * read the records' headers. Segment by segment, the event loop describes some records an iteration
  * until the buffer is full, and the pool writes them. Spans of different segments need not be of
  * one moment: the next start believes a span only if the segment has not been opened again

@@ -18,7 +18,7 @@ void checkpoint_read(struct checkpoint_reader *r)
             break;
         r->good += checkpoint_span_bytes(span.entries);
     }
-    /* a span that goes on behind a full buffer is read again from its start */
+    /* a span that goes on after a full buffer is read again from its start */
     r->damaged = n < 0 || rc == -EBADMSG || (rc == -EAGAIN && (size_t)n < r->capacity);
     r->end = r->damaged || (size_t)n < r->capacity;
     r->offset += r->good;

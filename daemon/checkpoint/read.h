@@ -10,7 +10,7 @@
 /* Piece by piece. */
 struct checkpoint_reader {
     int fd;
-    uint64_t offset; /* behind the spans that were read */
+    uint64_t offset; /* after the spans that were read */
     uint8_t *buffer;
     size_t capacity;
     size_t good;  /* bytes of whole spans in the buffer, all of which pass */

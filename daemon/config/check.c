@@ -296,7 +296,7 @@ static uint64_t bytes_there(const char *directory, const char *name)
 #define BLOCK_BYTES (512u << 10)
 #define INDEX_BYTES 128u
 
-/* Memory beside the arena: the index of what DRAM and NVMe can hold, frames and unread answers,
+/* Memory besides the arena: the index of what DRAM and NVMe can hold, frames and unread answers,
  * requests with what they keep, checksums of layers, events. */
 static uint64_t beside_arena(const struct config *c)
 {

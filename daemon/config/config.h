@@ -70,7 +70,7 @@ struct config {
     uint64_t encryption_deadline_ms;
     enum log_level log_level;
 
-    char *metrics_socket; /* "": none; without a slash: beside `socket` */
+    char *metrics_socket; /* "": none; without a slash: next to `socket` */
     unsigned metrics_socket_mode;
     char *metrics_listen; /* "": none */
 
@@ -128,7 +128,7 @@ struct config_error {
     const char *file; /* what the text begins with; the functions below set it */
     const char *key;  /* of a variable */
     uint32_t line;
-    uint32_t sentence; /* where in text the sentence begins, behind the location */
+    uint32_t sentence; /* where in text the sentence begins, after the location */
 };
 
 /* A key whose value a reload found changed. The values are for people, and cut if they are long. */

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The number behind `name` in a file of lines "name 123" or "name: 123 kB"; the whole file's first
+/* The number after `name` in a file of lines "name 123" or "name: 123 kB"; the whole file's first
  * number for "". UINT64_MAX: there is none, as in "max". */
 static uint64_t number_read(const char *path, const char *name)
 {
@@ -111,7 +111,7 @@ static int is_daemon(const char *root, const char *pid)
     return strcmp(name, "ucmd\n") == 0;
 }
 
-/* A check beside the running daemon, a reload, and a start while the kernel still frees what the
+/* A check alongside the running daemon, a reload, and a start while the kernel still frees what the
  * last daemon had: its memory is this one's. A second daemon's, of another file or socket, is
  * not. */
 static uint64_t daemons_bytes(const char *root)

@@ -170,7 +170,7 @@ static const char *scalar(const struct reader *r)
     return (const char *)r->event.data.scalar.value;
 }
 
-/* "key:" with nothing behind it, or YAML's words for nothing. */
+/* "key:" with nothing after it, or YAML's words for nothing. */
 static bool is_null(const struct reader *r)
 {
     return is(r, YAML_SCALAR_EVENT) && r->event.data.scalar.style == YAML_PLAIN_SCALAR_STYLE &&

@@ -54,7 +54,7 @@ static int process_name_check(const char *text, struct config_error *e)
 
     if (n == 0 || n > 63 || name[n] != '\0')
         return config_refuse(e,
-                             ROOTS ": \"%.80s\": behind " CONFIG_PROCESS
+                             ROOTS ": \"%.80s\": after " CONFIG_PROCESS
                                    " stands a name of 1 to 63 letters, digits, dots, dashes and _",
                              text);
     return 0;
@@ -100,7 +100,7 @@ static int target_take(const char *text, struct config_root *out, struct config_
     return 0;
 }
 
-/* Where ucmd's own backends lie: beside it, or where `make install` puts them. */
+/* Where ucmd's own backends lie: next to it, or where `make install` puts them. */
 static void backend_path(const char *name, char *path, size_t n)
 {
     char directory[PATH_MAX];
@@ -188,7 +188,7 @@ static int size_take(const char *word, uint64_t *to, const struct config_root *o
     int name = (int)(size - word);
 
     if (*to != 0)
-        return config_refuse(e, ROOTS ": %.*s is given twice behind %.80s; leave one out", name + 1,
+        return config_refuse(e, ROOTS ": %.*s is given twice after %.80s; leave one out", name + 1,
                              word, out->target);
     if (units_parse_size(size + 1, to, why) < 0)
         return config_refuse(e, ROOTS ": %s", why);
@@ -207,7 +207,7 @@ static int path_take(const char *word, char to[CONFIG_ITEM_BYTES], struct config
 
     if (path[0] != '/' || to[0])
         return config_refuse(e,
-                             ROOTS ": %.80s behind %.80s: it is given once, with an absolute path",
+                             ROOTS ": %.80s after %.80s: it is given once, with an absolute path",
                              word, out->target);
     snprintf(to, CONFIG_ITEM_BYTES, "%s", path);
     return 0;
@@ -244,20 +244,20 @@ static int word_take(const char *word, struct config_root *out, struct config_er
         return rc;
     if (strcmp(word, "ro") != 0)
         return config_refuse(e,
-                             ROOTS ": \"%.40s\" behind %.80s is neither capacity=SIZE nor ro%s; "
+                             ROOTS ": \"%.40s\" after %.80s is neither capacity=SIZE nor ro%s; "
                                    "write one of them, or leave it out",
                              word, out->target,
                              process ? " nor buffer=SIZE, memory=SIZE, network, read=PATH or "
-                                       "write=DIRECTORY; a command stands behind --"
+                                       "write=DIRECTORY; a command stands after --"
                                      : "");
     if (out->read_only)
-        return config_refuse(e, ROOTS ": ro is given twice behind %.80s; leave one out",
+        return config_refuse(e, ROOTS ": ro is given twice after %.80s; leave one out",
                              out->target);
     out->read_only = true;
     return 0;
 }
 
-/* What stands behind "--". */
+/* What stands after "--". */
 static int command_take(const char *rest, struct config_root *out, struct config_error *e)
 {
     while (rest && *rest == ' ')
@@ -265,7 +265,7 @@ static int command_take(const char *rest, struct config_root *out, struct config
     if (!rest || *rest != '/')
         return config_refuse(e,
                              ROOTS
-                             ": %.80s: behind its options stand -- and a command that begins with "
+                             ": %.80s: after its options stand -- and a command that begins with "
                              "an absolute path",
                              out->target);
     snprintf(out->process.command, sizeof(out->process.command), "%s", rest);
@@ -449,7 +449,7 @@ int config_check_roots(const struct config *c, void (*warn_cb)(const char *text)
             continue;
         if (there)
             (void)config_refuse(e,
-                                ROOTS ": %.120s: uid %u can't write there: %s; write \"ro\" behind "
+                                ROOTS ": %.120s: uid %u can't write there: %s; write \"ro\" after "
                                       "it if that is meant%s",
                                 r->target, (unsigned)geteuid(), strerror(-status),
                                 config_unit_hint());

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A list as "[a, b]", cut behind an item if it is long. */
+/* A list as "[a, b]", cut after an item if it is long. */
 static void list_shown(const struct config_list *list, char buf[CONFIG_SHOWN_BYTES])
 {
     const size_t most = CONFIG_SHOWN_BYTES - 40; /* room for what a cut list ends with */

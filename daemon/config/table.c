@@ -70,7 +70,7 @@ static const char *item_socket(const char *text)
 {
     return text[0] == '/' || !strchr(text, '/')
                ? NULL
-               : "write an absolute path, or a name without a slash for one beside `socket`";
+               : "write an absolute path, or a name without a slash for one next to `socket`";
 }
 
 static const char *item_address(const char *text)

@@ -293,9 +293,9 @@ int config_tenants_check(const struct config *c, struct config_error *e)
         if (config_tenant(list->item[i], name, &own, why) != 0)
             return config_fail(c, e, LIST, LIST ": %s", why);
         if (named_before(list, i, name))
-            return config_fail(
-                c, e, LIST, LIST ": \"%s\" is there twice; write all it is given behind one name",
-                name);
+            return config_fail(c, e, LIST,
+                               LIST ": \"%s\" is there twice; write all it is given after one name",
+                               name);
         tenant_guarantees_add(&sum, &own);
         if (strcmp(name, TENANT_ALL) == 0)
             tenant_settings_over(&all, &own);

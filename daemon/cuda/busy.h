@@ -5,7 +5,8 @@
  *   only after the others' turn. A probe says something only while nothing of ours is under way,
  *   and BUSY_QUIET_NS after our last kernel. It may fall into a moment's pause of the others, so
  *   several clear probes in a row are needed before they count as gone.
- * - Our own copy kernels: two in a row that took much longer than due ran beside others' (one may
+ * - Our own copy kernels: two in a row that took much longer than due ran alongside others' (one
+ * may
  *   be the host's fault). A kernel in time shows nothing.
  * The driver's utilisation is no source: it is up to a second old and counts our own kernels.
  * Pure computation. Any thread. */

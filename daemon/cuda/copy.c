@@ -52,7 +52,7 @@ void gpu_abandon(struct gpu *g)
  * driver's files. So an event seen signalled, and after that the worker seen not exiting, means
  * that the event was really signalled: the worker's writes are in memory, and a launch made now
  * sees them. No stream waits for the event in addition: the worker may have recorded it again by
- * then, behind work that never ends. */
+ * then, after work that never ends. */
 static bool event_poll(struct gpu *g, struct device_job *job, uint64_t now_ms)
 {
     struct gpu_region *mapping = job->region->mapping;

@@ -44,7 +44,8 @@ void costs_format(const struct costs_table *t, const char *of, char text[COSTS_T
 int costs_parse(struct costs_table *t, const char *of, const char *text);
 /* Could a GPU have these figures? */
 bool costs_sound(const struct costs_table *t);
-/* Were they measured while nobody else used the GPU? Beside others the kernel falls far behind. */
+/* Were they measured while nobody else used the GPU? Alongside others the kernel falls far
+ * behind. */
 bool costs_undisturbed(const struct costs_table *t);
 
 double costs_dma_ns(const struct costs *c, const struct plan_extent *extents, uint32_t n);

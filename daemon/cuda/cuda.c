@@ -127,7 +127,7 @@ static bool run_control(struct gpu *g)
 
 /* ---- the thread ---- */
 
-/* Is a launch with nothing behind it due about now? The sooner its end is seen, the sooner the bus
+/* Is a launch with nothing after it due about now? The sooner its end is seen, the sooner the bus
  * has work again. Where it ends a job, this wakes the event loop before: waking it afterwards would
  * cost more than anything else on the job's way. */
 static bool ends_soon(struct gpu *g, uint64_t now_ns)
@@ -178,7 +178,7 @@ static bool nap(struct gpu *g)
             uv_cond_timedwait(&w->cond, &w->mutex, GPU_LONG_NAP_NS);
         else if (w->quit)
             quit = true;
-        else if (job_queue_waits(&g->queued)) /* a gap beside the engine's work ended just now */
+        else if (job_queue_waits(&g->queued)) /* a gap alongside the engine's work ended just now */
             uv_cond_timedwait(&w->cond, &w->mutex, GPU_NAP_NS);
         else
             uv_cond_wait(&w->cond, &w->mutex);

@@ -1,4 +1,4 @@
-/* A copy engine serves what it has been given one behind the other, whatever streams and priorities
+/* A copy engine serves what it has been given one after the other, whatever streams and priorities
  * it comes from: a small load that comes while others keep the bus busy waits for their launches, 8
  * MiB at most. A kernel in another stream waits for none of that. Both share the bus meanwhile
  * (docs/design/fairness.md has the figures). So the load of a tenant that comes back goes that way

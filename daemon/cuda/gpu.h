@@ -33,7 +33,7 @@
 #define GPU_STREAMS 3u
 #define GPU_EXPRESS_BYTES (1ull << 20) /* under way in it, at most */
 #define GPU_BESIDE_WORKERS 8           /* that compute, of which one GPU is told */
-#define GPU_BESIDE_BYTES (6ull << 20)  /* of one launch beside a worker that computes */
+#define GPU_BESIDE_BYTES (6ull << 20)  /* of one launch alongside a worker that computes */
 
 /* A launch under way. The GPU reads items, in pinned memory, while the kernel runs: nobody writes
  * them before `done`. */
@@ -60,7 +60,7 @@ struct gpu_stream {
     uint32_t oldest, n;
     uint64_t cost;    /* of those under way */
     uint64_t done_ns; /* when the last launch was seen done */
-    uint64_t next_ns; /* beside a worker that computes: no launch before */
+    uint64_t next_ns; /* alongside a worker that computes: no launch before */
     uint64_t due_ns;  /* when the newest should be done */
 };
 
@@ -147,7 +147,7 @@ struct gpu {
     struct list stagings; /* struct gpu_staging */
     uint32_t entries;     /* of all staging rings, under way */
     struct gpu_memory memory;
-    CUstream uploads; /* never behind copies or kernels */
+    CUstream uploads; /* never after copies or kernels */
     struct gpu_dma dma;
     struct costs_table costs;
     struct busy busy;
@@ -199,7 +199,7 @@ struct gpu_launch *gpu_launch_next(struct gpu *g, enum ucm_copy_direction direct
 /* Before a job's first piece: checks what must hold for all of them. 0 or -errno, job->error
  * filled. */
 int gpu_job_check(struct gpu *g, struct device_job *job);
-/* Records the event behind what was enqueued. With its end gpu_reap calls gpu_staging_launched for
+/* Records the event after what was enqueued. With its end gpu_reap calls gpu_staging_launched for
  * the entry or, when that is NULL, ends a piece of the job. */
 CUresult gpu_launch_follow(struct gpu *g, unsigned stream, struct gpu_launch *l,
                            struct device_job *job, uint64_t cost, struct gpu_staging_entry *entry);
@@ -222,7 +222,7 @@ void gpu_job_fail(struct gpu *g, struct device_job *job, int status);
 /* The same, when a piece has failed. */
 void gpu_piece_fail(struct gpu *g, struct device_job *job, int status);
 
-/* ---- express.c: small loads beside others' launches ---- */
+/* ---- express.c: small loads alongside others' launches ---- */
 
 /* May the load, whose turn it is, go this way? */
 bool gpu_express_takes(struct gpu *g, const struct device_job *job);
@@ -237,8 +237,8 @@ void gpu_beside_told(struct gpu *g, const struct device_job *job);
 void gpu_beside_forget(struct gpu *g, const struct device_region *region); /* it is closed */
 /* Once in each round of the thread: what the functions below go by. */
 void gpu_beside_look(struct gpu *g);
-/* May a launch begin? Beside a worker that computes only when the one before has ended, so that the
- * engine turns to others, and loads not before the bus would be done at their share of it. */
+/* May a launch begin? Alongside a worker that computes only when the one before has ended, so that
+ * the engine turns to others, and loads not before the bus would be done at their share of it. */
 bool gpu_beside_allows(const struct gpu *g, enum ucm_copy_direction direction);
 void gpu_beside_launched(struct gpu *g, enum ucm_copy_direction direction, uint64_t bytes);
 /* When what waits for its share of the bus may begin; 0: nothing waits for that. */
@@ -304,7 +304,7 @@ int gpu_ipc_get(struct gpu *g, struct device_job *job, const struct gpu_ipc_wish
                 const struct worker *worker, struct gpu_ipc **out);
 void gpu_ipc_put(struct gpu_ipc *ipc);
 /* Sees whether this driver's handles say how large their memory is, with memory of our own; once,
- * behind gpu_context_open. */
+ * after gpu_context_open. */
 void gpu_ipc_learn(struct gpu *g);
 
 /* ---- region.c ---- */
@@ -355,7 +355,7 @@ void gpu_rope_close(struct gpu_region *mapping); /* harmless when it is not open
 /* Is K of any item re-rotated? */
 bool gpu_rope_shifts(const struct device_job *job, const struct job_piece *piece);
 /* How many of the job's next items, at most `most`, have tables that fit: into a launch, or an
- * order, where each item takes so many words beside them. */
+ * order, where each item takes so many words alongside them. */
 uint32_t gpu_rope_items(const struct device_job *job, uint32_t most, uint32_t words);
 /* Launches a kernel that copies a piece and re-rotates it. Writes the launch's items and tables. */
 CUresult gpu_rope_launch(struct gpu *g, const struct device_job *job, const struct job_piece *piece,

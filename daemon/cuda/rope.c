@@ -15,7 +15,7 @@ extern const unsigned char ucm_rope_fatbin[];
  * rotated. An order and a launch have room for as many tables. */
 #define TABLES_WORDS (UCM_ROPE_TABLES_BYTES / sizeof(uint32_t))
 
-_Static_assert(TABLES_WORDS == UCM_STAGING_ITEMS, "what an order has beside its items are words");
+_Static_assert(TABLES_WORDS == UCM_STAGING_ITEMS, "what an order has besides its items are words");
 _Static_assert(DEVICE_NO_K == UCM_ROPE_NO_K, "kernels read device_rope.at");
 
 /* ---- the tables of a piece ---- */

@@ -27,9 +27,9 @@ static int shared_check(struct device_job *job, int fd, uint64_t bytes)
                           "the ring's descriptor is not a memfd sealed with F_SEAL_GROW");
     if (fstat(fd, &st) < 0 || (uint64_t)st.st_size != bytes ||
         (uint64_t)st.st_blocks * 512 > STAGING_MEMFD_MOST)
-        return job_refuse(
-            job, -EINVAL, UCM_WIRE_INVALID,
-            "the ring's memfd must have %" PRIu64 " bytes, and no pages behind its end", bytes);
+        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
+                          "the ring's memfd must have %" PRIu64 " bytes, and no pages past its end",
+                          bytes);
     return 0;
 }
 

@@ -166,7 +166,7 @@ static uint64_t entry_use(const struct gpu *g, const struct gpu_staging *s,
     return s->entry_bytes < most ? s->entry_bytes : most;
 }
 
-/* How many of the job's items fit beside so many others like them. */
+/* How many of the job's items fit alongside so many others like them. */
 static uint32_t items_left(const struct device_job *job, const struct gpu_staging *s, uint32_t had)
 {
     uint64_t fit = s->entry_bytes / ucm_staging_pitch(job_item_bytes(job, NULL));
@@ -255,7 +255,7 @@ static bool copy_agent_knows(const struct gpu_staging *s, const struct device_jo
 }
 
 /* The other way of an encoded job is the daemon's own kernel, over the bus: hardly faster than the
- * engines on an idle GPU, and hopeless beside others. Only narrow items of loads go there, which
+ * engines on an idle GPU, and hopeless alongside others. Only narrow items of loads go there, which
  * kernels of the driver would move to an entry. */
 static bool conversion_pays(const struct device_job *job)
 {
@@ -351,8 +351,8 @@ static bool entry_joins(const struct gpu_staging_entry *entry, const struct devi
 }
 
 /* A ring has few entries. With one small request in each, a tenant moves less than its due, however
- * much of it waits. So while several use the bus, the tenant's requests behind that in the ring's
- * last free entry share it with that one, rather than wait for another. next: behind it in the
+ * much of it waits. So while several use the bus, the tenant's requests after that in the ring's
+ * last free entry share it with that one, rather than wait for another. next: after it in the
  * queue; bytes: of all in the entry. */
 static void entry_fill_up(struct gpu *g, struct gpu_staging_entry *entry, struct device_job *next,
                           uint64_t bytes)

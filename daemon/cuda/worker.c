@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #define FLAG_EXITING 0x4u /* PF_EXITING, which the kernel sets first when a process exits */
-/* Of /proc/<pid>/stat, behind the second field: the ninth, flags, and the 22nd, the start. */
+/* Of /proc/<pid>/stat, after the second field: the ninth, flags, and the 22nd, the start. */
 #define STAT_FIELDS                                                                                \
     ") %*c %*d %*d %*d %*d %*d %u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %" SCNu64
 

@@ -144,7 +144,7 @@ static size_t map_bytes(const struct device_handle *h)
     return h->offset + h->bytes;
 }
 
-/* job_check_memfd keeps a peer from making the mapping shorter: touching a page behind its end
+/* job_check_memfd keeps a peer from making the mapping shorter: touching a page past its end
  * would kill the daemon. A mapping that can't be guarded would let its client fill the daemon's
  * memory. */
 static int map_handle(struct cpu *c, struct device_job *job, uint32_t i)

@@ -270,7 +270,7 @@ struct device_config {
     unsigned cpu_threads;
     int cuda; /* enum config_cuda */
     enum copy_strategy strategy;
-    /* Of the bus, for loads beside a worker that computes; 100: as if it did not. */
+    /* Of the bus, for loads alongside a worker that computes; 100: as if it did not. */
     unsigned beside_percent;
     /* directory for the measured costs of GPUs; NULL or "": none; borrowed */
     const char *calibration;

@@ -1,5 +1,5 @@
 /* Memory that a client shares, while the daemon copies from and to it. A client may take pages out
- * of its memfd behind the registration (FALLOC_FL_PUNCH_HOLE). The kernel would make new ones for
+ * of its memfd past the registration (FALLOC_FL_PUNCH_HOLE). The kernel would make new ones for
  * whoever touches the hole, and charge them to him: to the daemon, as many as the client likes.
  * Under a guard a touched hole ends the copy instead. Inside this module only. */
 #ifndef UCMD_DEVICE_GUARD_H

@@ -53,7 +53,7 @@ static int check_handle(const struct msg_region_register *m, uint32_t i, bool cu
                       cuda ? "cuda" : "cpu",
                       cuda ? "CUDA IPC handles (1) and CUDA descriptors (2)" : "memfds (0)");
     if (h->bytes < 1)
-        return REFUSE(e, "handle %u has no bytes; say how many lie behind its offset", i);
+        return REFUSE(e, "handle %u has no bytes; say how many lie after its offset", i);
     if (__builtin_add_overflow(h->offset, h->bytes, &end) || end > INT64_MAX)
         return REFUSE(e, "handle %u: offset %" PRIu64 " + bytes %" PRIu64 " is past any memory", i,
                       h->offset, h->bytes);

@@ -224,7 +224,7 @@ int work_submit(struct device *d, struct device_job *job)
         job->region->users.jobs++;
     if (copies && job->staging)
         job->staging->users.jobs++;
-    if (closes) /* comes behind the copies that use what it closes */
+    if (closes) /* comes after the copies that use what it closes */
         users = job->staging ? &job->staging->users : &job->region->users;
     if (users && users->jobs > 0) {
         users->close = job;

@@ -91,7 +91,7 @@ uint32_t job_plane_bytes(const struct device_job *job, uint32_t plane);
 uint64_t job_item_bytes(const struct device_job *job, uint64_t *cost);
 /* Checks that memory which a peer shares is safe to map up to offset + bytes: a memfd that can't
  * shrink, on tmpfs, whose missing pages kill nobody. That it has as many pages as are shared (bytes
- * > 0, behind offset) finds honest mistakes alone: a peer may have them elsewhere, or take them
+ * > 0, after offset) finds honest mistakes alone: a peer may have them elsewhere, or take them
  * away (guard.h). Waits for nothing that a peer holds. 0, or -EINVAL with job->error, where `what`
  * names the memory. */
 int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t offset,

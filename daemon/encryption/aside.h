@@ -19,7 +19,7 @@
 struct aside_call {
     void (*run_cb)(void *job); /* in the thread */
     /* job NULL: the call hangs, and status is -ETIMEDOUT, or -ECANCELED of aside_stop. Else 0, and
-     * the job is freed behind it. */
+     * the job is freed after it. */
     void (*ended_cb)(void *ctx, void *job, int status);
     void (*free_cb)(void *job); /* the event loop, or the thread of a call that hung */
 };

@@ -307,7 +307,7 @@ static void alloc_cb(uv_handle_t *h, size_t hint, uv_buf_t *out)
     struct source *s = h->data;
 
     (void)hint;
-    /* Behind a full text one byte more is too many. */
+    /* After a full text one byte more is too many. */
     *out = s->n < SOURCE_BYTES ? uv_buf_init(s->text + s->n, (unsigned)(SOURCE_BYTES - s->n))
                                : uv_buf_init(&s->more, 1);
 }

@@ -9,7 +9,7 @@
 #include <sys/random.h>
 #include <xxhash.h>
 
-/* A ring takes this part of all memory, so that some tenants have one each beside their
+/* A ring takes this part of all memory, so that some tenants have one each alongside their
  * descriptions. */
 #define RING_FRACTION 16
 #define RING_BYTES_MAX (16u << 20)
@@ -37,7 +37,7 @@ struct events {
     struct described **bucket;
     uint64_t buckets; /* a power of two */
     uint64_t ring_cap;
-    uint64_t begin; /* numbers of the next ring come behind it */
+    uint64_t begin; /* numbers of the next ring come after it */
     bool woken;
 };
 

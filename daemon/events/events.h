@@ -2,7 +2,7 @@
  * stand for. docs/events.md says what for.
  *
  * A tenant that somebody follows has a ring of its latest events, numbered from 1 on. Who reads
- * keeps a number and asks for what came behind it: the daemon knows nothing of its readers but who
+ * keeps a number and asks for what came after it: the daemon knows nothing of its readers but who
  * waits, so a slow one costs nothing, loses what the ring has overwritten, and sees so by the
  * numbers.
  *

@@ -5,7 +5,7 @@
  * checksum of the header, identity (namespace, part and key) and length agree. The payload counts
  * if its checksum is the header's. Nothing else on a root is trusted.
  *
- * The file of an encrypted part has a second header of 64 bytes behind the first, the *encryption
+ * The file of an encrypted part has a second header of 64 bytes after the first, the *encryption
  * header*, and its checksum is the encryption header's. The tag in there says whether the rest is
  * what was encrypted. */
 #ifndef UCMD_FORMAT_BLOCK_HEADER_H
@@ -17,7 +17,7 @@
 #define BLOCK_FILE_HEADER_BYTES 64u
 #define BLOCK_FILE_VERSION 1u
 #define BLOCK_FILE_ENCRYPTED_VERSION 2u
-#define BLOCK_FILE_ENCRYPTION_BYTES 64u /* behind the header of an encrypted file */
+#define BLOCK_FILE_ENCRYPTION_BYTES 64u /* after the header of an encrypted file */
 #define BLOCK_FILE_IDENTITY_BYTES 16u
 #define BLOCK_FILE_BUCKETS 256u
 #define BLOCK_FILE_KEY_ID_BYTES 8u

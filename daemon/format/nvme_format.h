@@ -187,7 +187,7 @@ int nvme_mark_decode(const uint8_t page[NVME_PAGE]);
 /* The version that a page of the superblock's magic claims; for messages. */
 uint32_t nvme_super_version(const uint8_t page[NVME_PAGE]);
 
-/* Length of a file that may have size_bytes: whole segments behind the file's own pages. */
+/* Length of a file that may have size_bytes: whole segments after the file's own pages. */
 static inline uint64_t nvme_file_bytes(uint64_t size_bytes, uint64_t segment_bytes)
 {
     return size_bytes - (size_bytes - NVME_DATA_OFFSET) % segment_bytes;

@@ -1,4 +1,4 @@
-/* Reading what the NVMe tier's files hold beside records: the daemon's recovery and ucmctl's
+/* Reading what the NVMe tier's files hold besides records: the daemon's recovery and ucmctl's
  * offline tools share these rules. Any thread; all of it blocks. */
 #ifndef UCMD_FORMAT_NVME_READ_H
 #define UCMD_FORMAT_NVME_READ_H

@@ -280,7 +280,7 @@ static void frame_expired_cb(struct deadline *d)
     conn_ready(c);
 }
 
-/* The time begins anew. uv_now is rounded down, and the peer gets its whole time. */
+/* The time begins again. uv_now is rounded down, and the peer gets its whole time. */
 static void conn_frame_clock(struct conn *c)
 {
     struct front *f = c->front;

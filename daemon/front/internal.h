@@ -31,7 +31,7 @@ struct front {
     struct front_handler handler;
     uv_poll_t listener;
     uv_timer_t backoff; /* out of descriptors: the listener rests */
-    uv_check_t server;  /* serves what is ready, behind each poll */
+    uv_check_t server;  /* serves what is ready, after each poll */
     /* runs while something is ready or unflushed: the event loop does not sleep */
     uv_idle_t waker;
     struct fair_queue ready; /* connections that may have frames to handle; charged in ns */

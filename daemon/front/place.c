@@ -96,7 +96,7 @@ static bool user_ns_same(const struct own *own, int peer)
            (ns.st_dev == own->ns.st_dev && ns.st_ino == own->ns.st_ino);
 }
 
-/* The path behind "ID:CONTROLLERS:" in a line, if these are of the hierarchy. Cgroups may have any
+/* The path after "ID:CONTROLLERS:" in a line, if these are of the hierarchy. Cgroups may have any
  * name, so that nothing but the first two colons counts. */
 static const char *line_path(const char *line, const char *hierarchy)
 {

@@ -24,7 +24,7 @@ enum gc_step {
     GC_STEP_CLAIM, /* touch the marker */
     GC_STEP_SWEEP,
     GC_STEP_UNMARK, /* remove the marker, ... */
-    GC_STEP_MARK    /* ... write it anew */
+    GC_STEP_MARK    /* ... write it again */
 };
 
 #define GC_MARKER_BYTES 16u
@@ -127,7 +127,7 @@ static void failed(struct gc *gc, int status)
 
 /* ---- the marker ---- */
 
-/* A marker that can't be read has no time: a pass is due, and writes it anew. */
+/* A marker that can't be read has no time: a pass is due, and writes it again. */
 static void marker_take(struct gc *gc, int status)
 {
     gc->marked_ns = status == 0 ? gc->task.op.mtime_ns : 0;

@@ -1,6 +1,6 @@
 /* Tenant files: for each namespace that this host writes, a note on each root whose it is, for the
  * host that collects (quota.h). Its name has the namespace's fingerprint, its payload the tenant's
- * name, zeros behind it. Written again after a while, as a collector removes the notes of
+ * name, zeros after it. Written again after a while, as a collector removes the notes of
  * namespaces without files; a file that is there already is left as it is. */
 #include "daemon/share/share_internal.h"
 

@@ -321,7 +321,7 @@ struct block_list {
     block_ref front, back;
     uint64_t n;
 };
-/* Next behind `before`; 0: at the front. */
+/* Next after `before`; 0: at the front. */
 static inline void block_list_insert(struct index *ix, struct block_list *l, block_ref ref,
                                      block_ref before)
 {

@@ -435,7 +435,7 @@ static uint32_t bucket_sort(const struct index *ix, const struct ns_table *t,
     return n;
 }
 
-/* The position behind the last one that the bucket's hashes may have; 0 for the last bucket. */
+/* The position after the last one that the bucket's hashes may have; 0 for the last bucket. */
 static uint64_t bucket_end(const struct ns_table *t, uint32_t bucket)
 {
     uint32_t bits = (uint32_t)__builtin_popcount(t->mask), half = (t->mask >> 1) + 1;

@@ -50,7 +50,7 @@ void policy_insert(struct policy *p, block_ref ref);
 /* The blocks of one prefix are used, in the chain's order, head first: looked up, loaded, or about
  * to be dumped. Those that are not in DRAM will be inserted next, perhaps; what is known of their
  * earlier uses counts. Numbers that are 0 are passed over. A chain is worthless without its head:
- * no block gets fewer uses than those behind it. Touching again at once (a lookup, then its load)
+ * no block gets fewer uses than those after it. Touching again at once (a lookup, then its load)
  * moves the blocks but is no further use. Returns how many blocks are used again; *outside: how
  * many are not in DRAM. */
 uint32_t policy_touch(struct policy *p, const block_ref *refs, uint32_t n, uint32_t *outside);
@@ -63,7 +63,7 @@ void policy_remove(struct policy *p, block_ref ref, bool evicted);
 
 /* Looks for a block of the group that may leave, among the candidates or in a list aside, coldest
  * first. judge says in which list the block belongs. POLICY_CANDIDATES: the block may leave;
- * policy_victim returns it and leaves it where it is. Another list: the block moves there, behind
+ * policy_victim returns it and leaves it where it is. Another list: the block moves there, after
  * the others. Each call of judge takes one from *looks; judge itself may take more. Returns 0 when
  * there is no block, or no look, left. */
 block_ref policy_victim(struct policy *p, struct policy_group *g, unsigned from,
@@ -85,7 +85,7 @@ block_ref policy_near(const struct policy *p, const struct policy_group *g,
 uint64_t policy_count(const struct policy *p);
 /* Over a restart. policy_walk visits the blocks, those first that should leave last, with the uses
  * that the next run needs; none without memory for some bytes a group. policy_restore puts a block
- * of the run before behind all that are there. */
+ * of the run before after all that are there. */
 void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref, uint32_t uses),
                  void *ctx);
 void policy_restore(struct policy *p, block_ref ref, uint32_t uses);

@@ -20,7 +20,7 @@
  *
  * LRU keeps all blocks equally long. Where few blocks come back, a block that was used before
  * deserves longer, and one that was never used again less. How much depends on the traffic and on
- * the size of DRAM, so it is tried out: small simulations of the policy run beside it, each with
+ * the size of DRAM, so it is tried out: small simulations of the policy run alongside it, each with
  * other bonuses, on a sample of the same references; the bonuses of the one that hits most are the
  * policy's. (Miniature simulations: Waldspurger, Saemundsson, Ahmad, Park, "Cache Modeling and
  * Optimization using Miniature Simulations", USENIX ATC 2017.)

@@ -12,7 +12,7 @@
 #define RESERVE_BYTES (256u << 10)
 
 struct lookup_table {
-    struct ucm_lookup_table_header *header; /* mapped, and behind it the buckets */
+    struct ucm_lookup_table_header *header; /* mapped, and after it the buckets */
     struct ucm_lookup_table_bucket *bucket;
     uint64_t mask, seed;
     uint32_t key_bytes;

@@ -1,10 +1,10 @@
 /* Lookup tables: each follows what lookups of its namespace would find.
  *
  *   first use --> FILLING: memory, then blocks, some of both an iteration --> LIVE --crowded-->
- *   SUPERSEDED by another one, which was filled beside it
+ *   SUPERSEDED by another one, which was filled alongside it
  *
  * A table that gets blocks follows changes already. So a block that the scan has passed, or that
- * came behind it, is there when the scan ends. */
+ * came after it, is there when the scan ends. */
 #include "daemon/lookup_table/tables.h"
 
 #include "daemon/base/chore.h"

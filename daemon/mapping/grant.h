@@ -51,7 +51,7 @@ struct grant_round {
     uint64_t vain;  /* the caller's own: when all were */
 };
 struct grant_round *grant_group_round(const struct arena *a, struct arena_group *g, uint64_t bytes);
-/* Groups by what they have granted, the most first, `but` left out: the one behind that one (NULL:
+/* Groups by what they have granted, the most first, `but` left out: the one after that one (NULL:
  * the first). NULL: there are no more. */
 struct arena_group *grant_group_most(struct arena *a, const struct arena_group *but,
                                      const struct arena_group *behind);
@@ -73,7 +73,7 @@ struct grant_watcher {
     /* A slab without slots, which workers of its group map, is wanted by another one, or the
      * budget was lowered: they should release it. Not inside a call of the arena. */
     void (*revoke_cb)(void *ctx, struct arena_group *g, uint32_t mapping);
-    /* There is more space to grant, or less, or a loan failed: behind arena_config.granted_cb. */
+    /* There is more space to grant, or less, or a loan failed: after arena_config.granted_cb. */
     void (*changed_cb)(void *ctx);
     void *ctx;
 };

@@ -19,7 +19,7 @@ enum mapping_state {
     MAPPING_ENDING, /* workers let go of it, then the thread gives its memory back */
 };
 
-/* A mapping slab, beside its struct slab. */
+/* A mapping slab, next to its struct slab. */
 struct mapping {
     enum mapping_state state;
     bool revoked;   /* its workers are to release it; no slot of it is handed out */

@@ -1,5 +1,5 @@
 /* The memory of mapping slabs: a thread gets it and gives it back, since both take the kernel some
- * 10 ms and more a 64 MiB. It has others beside it while it gets memory, as one alone is slower
+ * 10 ms and more a 64 MiB. It has others alongside it while it gets memory, as one alone is slower
  * than the copies that wait for it. Nobody else touches the slab meanwhile. */
 #include "daemon/mapping/grant_internal.h"
 

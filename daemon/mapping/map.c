@@ -2,7 +2,7 @@
 
 #include <assert.h>
 
-/* NAMED: a mark beside the state, while mapped_slabs_names looks. */
+/* NAMED: a mark next to the state, while mapped_slabs_names looks. */
 enum { UNMAPPED, MAPPED, REVOKED, DUE, NAMED = 0x80 };
 
 void mapped_slabs_init(struct mapped_slabs *m, uint8_t *state, uint32_t slabs)

@@ -38,7 +38,7 @@ struct ref_request {
     struct ref_wait *spare;
     struct cache_retry retry; /* for the next iteration, or for space */
     struct deadline again;
-    struct ucm_wire_place *places; /* n, behind the struct */
+    struct ucm_wire_place *places; /* n, after the struct */
 };
 
 struct ref_wait {

@@ -189,7 +189,7 @@ static void try_begin(struct relocation *r)
     relocation_end(r, rc);
 }
 
-/* Who was called back may end relocations behind this one, but none that waits for something: those
+/* Who was called back may end relocations after this one, but none that waits for something: those
  * leave the list here, or in callbacks of reads and copies. */
 static void relocations_pump(struct relocations *rs)
 {

@@ -1,7 +1,7 @@
 /* Whether too much of what should be written is dropped, of late. Loop only.
  *
  * More than one part in so many not written is less cache than was bought, as the alert
- * UcmdDiskTooSlow has it. The count begins anew every window, and the answer holds for a while
+ * UcmdDiskTooSlow has it. The count begins again every window, and the answer holds for a while
  * after the last one, since a burst is over before anybody asks. */
 #ifndef UCMD_OBSERVE_DROPS_H
 #define UCMD_OBSERVE_DROPS_H

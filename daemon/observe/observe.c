@@ -61,7 +61,7 @@ static void ask_cb(void *ctx)
 
 /* ---- listening ---- */
 
-/* A name without a directory lies beside the socket of the workers. */
+/* A name without a directory lies next to the socket of the workers. */
 static int socket_path(const struct config *c, char *buf, size_t n)
 {
     const char *slash = strrchr(c->socket, '/');
@@ -225,7 +225,7 @@ void observe_free(struct observe *o)
 
 /* ---- checking ---- */
 
-/* Whether a ucmd answers at the address: then --check runs beside it. */
+/* Whether a ucmd answers at the address: then --check runs alongside it. */
 static bool is_ours(const union listener_address *a)
 {
     static const char request[] = "HEAD /live HTTP/1.0\r\n\r\n";

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define FRESH 4u /* beside an index: the reader has not seen it */
+#define FRESH 4u /* besides an index: the reader has not seen it */
 
 struct buffer {
     struct observe_snapshot snapshot;

@@ -300,7 +300,7 @@ bool job_submit(struct copy_batch *b, struct device_job *job,
     if (!transfer_large(&c->w) && c->w.priority < TRANSFER_PRIORITY_MAX)
         job->priority++;
     job->beside = c->beside;
-    /* One fragment a slot is too narrow for entries; but beside others only a copy agent
+    /* One fragment a slot is too narrow for entries; but alongside others only a copy agent
      * decodes. */
     job->straight = c->step > 0 && !job->converts;
     job->done_cb = done_cb;

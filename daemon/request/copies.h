@@ -60,7 +60,7 @@ struct copy_batch {
     const struct form *form;              /* of what its slots hold, all alike */
     uint64_t slot_bytes;                  /* of each */
     uint32_t n;                           /* items */
-    struct batch_item *item;              /* n; this and the job's arrays are behind the struct */
+    struct batch_item *item;              /* n; this and the job's arrays are after the struct */
     const struct ucm_rope_angle **shifts; /* of copies; or NULL */
     /* Of a load in steps, and load_steps.c's. */
     struct list link;         /* in steps->batches while a step of it is to be sent */

@@ -24,7 +24,7 @@ struct feature {
     int (*open_cb)(struct requests *rq);   /* 0 or -errno; close_cb follows in either case */
     void (*drain_cb)(struct requests *rq); /* no new work is taken from now on */
     void (*stop_cb)(struct requests *rq);  /* what is under way ends soon */
-    uint32_t (*active_cb)(const struct requests *rq); /* what a stop awaits, beside requests */
+    uint32_t (*active_cb)(const struct requests *rq); /* what a stop awaits, besides requests */
     void (*reload_cb)(struct requests *rq);           /* settings may have changed */
     /* Its gauges: once a second, and when somebody asks. */
     void (*observe_cb)(struct requests *rq, struct exposition *x);

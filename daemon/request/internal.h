@@ -194,8 +194,9 @@ bool session_progress(struct session *s, const struct msg_progress *m);
 
 /* request.c */
 /* A request under way: `bytes` of zeroed memory that begin with a struct request. It has `more`
- * beside them, which count as its memory. deadline_ms 0 takes the default. NULL with call->error:
- * NO_MEMORY, BUSY, or SHUTDOWN while the daemon drains (what gives back is still taken). */
+ * alongside them, which count as its memory. deadline_ms 0 takes the default. NULL with
+ * call->error: NO_MEMORY, BUSY, or SHUTDOWN while the daemon drains (what gives back is still
+ * taken). */
 void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadline_ms,
                   void (*stop_cb)(struct request *r));
 /* Answers as session_reply does, and frees r, and the session if r was the last thing that a

@@ -33,7 +33,7 @@ size_t steps_memory(uint32_t layers)
 {
     size_t bytes = sizeof(struct steps) + (size_t)layers * sizeof(uint32_t);
 
-    return (bytes + 7) / 8 * 8; /* what lies behind stays aligned */
+    return (bytes + 7) / 8 * 8; /* what lies after stays aligned */
 }
 
 void steps_init(struct copies *c, void *memory, uint32_t step)
@@ -51,7 +51,7 @@ void steps_init(struct copies *c, void *memory, uint32_t step)
 
 /* ---- batches ---- */
 
-/* By next_step, behind those that are as far. */
+/* By next_step, after those that are as far. */
 static void batch_queue(struct steps *st, struct copy_batch *b)
 {
     struct list *before = st->batches.prev;

@@ -8,7 +8,7 @@
 /* Of a session; the oldest that was answered makes room. */
 #define LATERS_MAX 64u
 /* How long the shared tier's answer waits for its client, whatever the caches below keep of it.
- * Once the client has had it, it holds for share.negative. Behind that the shared tier is asked
+ * Once the client has had it, it holds for share.negative. After that the shared tier is asked
  * once more. */
 #define KEPT_MS 1000u
 

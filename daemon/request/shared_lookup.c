@@ -82,7 +82,7 @@ static uint32_t keys_missing(struct requests *rq, struct ns *ns, struct proto_bi
     return missing;
 }
 
-/* Behind it: the keys, those to ask for, and the answers. NULL: nothing to ask for, or no
+/* After it: the keys, those to ask for, and the answers. NULL: nothing to ask for, or no
  * memory. */
 static struct shared_lookup *lookup_new(struct session *s, struct ns *ns, struct proto_bin keys,
                                         uint32_t from)

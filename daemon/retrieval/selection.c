@@ -266,7 +266,7 @@ static void group_begin(struct selection *s, uint32_t first)
     }
 }
 
-/* The choice from the list s->long_list of s->long_row, or the first one behind it. 0: there is
+/* The choice from the list s->long_list of s->long_row, or the first one after it. 0: there is
  * none in the group. */
 static uint32_t long_begin(struct selection *s)
 {

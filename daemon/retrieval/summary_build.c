@@ -60,7 +60,7 @@ static void build_skipped(const struct derived_space *space)
         m->unfit_decode_failed++;
 }
 
-/* Takes the first part of the tenant, who goes behind the others. */
+/* Takes the first part of the tenant, who goes after the others. */
 static void published_remove(struct summaries *ds, struct derived_tenant *tenant)
 {
     struct published *p = LIST_ENTRY(list_pop_front(&tenant->parts), struct published, link);
@@ -175,7 +175,7 @@ static void summaries_pump(struct requests *rq)
             return;
         }
         rc = rq->draining ? -ESHUTDOWN : published_begin(p);
-        /* The next one behind the queue of those who wait for space. */
+        /* The next one after the queue of those who wait for space. */
         if ((rc == -EBUSY && cache_wait_for(rq->modules.cache, &ds->published_retry, WAIT_SLOT)) ||
             (rc == -EAGAIN && cache_wait_for(rq->modules.cache, &ds->published_retry, WAIT_OTHER)))
             return;

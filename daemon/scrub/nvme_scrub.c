@@ -1,4 +1,4 @@
-/* The scrub: checks what lies in closed segments, slowly and behind all other work, so that a block
+/* The scrub: checks what lies in closed segments, slowly and after all other work, so that a block
  * that has gone bad is found before somebody needs it. One record at a time; what it should hold
  * the index says, not the record. */
 #include "daemon/tier/nvme.h"

@@ -80,7 +80,7 @@ struct share_op {
     uint64_t mtime_ns;            /* out: READ with 0: by the server's clock; 0: unknown */
     void *data;                   /* of READ and WRITE */
     uint64_t bytes;               /* of the payload; of FIND too */
-    /* READ and WRITE, not by_name: data is encrypted, and the encryption header, behind the header,
+    /* READ and WRITE, not by_name: data is encrypted, and the encryption header, after the header,
      * is the caller's: it fills it for a WRITE, and opens what a READ brings. */
     bool encrypted;
     bool sync; /* WRITE: on stable storage before done_cb. CHECK: see above */

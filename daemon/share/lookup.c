@@ -395,7 +395,7 @@ static bool each_step(struct lookup *p)
     return p->chain ? p->lo == p->hi : p->next == p->hi && p->n_idle == LOOKUP_WAVE;
 }
 
-/* Behind the deadline: those whose highest part is there. */
+/* After the deadline: those whose highest part is there. */
 static void each_close(struct lookup *p)
 {
     for (uint32_t i = 0; i < LOOKUP_WAVE; i++)

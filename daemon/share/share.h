@@ -56,7 +56,7 @@ void share_quotas(struct share *s, share_quota_fn quota_cb, void *ctx);
 uint32_t share_busy(const struct share *s);
 /* The daemon stops: garbage collection and writes end, reads and lookups go on. */
 void share_stop(struct share *s);
-/* Behind that: nobody waits any longer, and what is under way is given up. */
+/* After that: nobody waits any longer, and what is under way is given up. */
 void share_give_up(struct share *s);
 
 /* ---- parts ---- */
@@ -175,7 +175,7 @@ struct share_removal {
 };
 /* done_cb will run, never from inside. Names that are not known yet are waited for. */
 void share_removal_begin(struct share *s, struct share_removal *r);
-/* done_cb will not run; what a root has begun goes on. Harmless behind done_cb. */
+/* done_cb will not run; what a root has begun goes on. Harmless after done_cb. */
 void share_removal_cancel(struct share *s, struct share_removal *r);
 
 /* Removes one part, whose id has the fingerprint of the file's name, from every root. Nobody waits
@@ -185,7 +185,7 @@ void share_remove(struct share *s, const struct block_file_id *id, const struct 
 /* ---- for operators ---- */
 
 /* Removes all files of a namespace from every root that is not configured read-only. What a bucket
- * held when it was listed is removed: hosts that still write the namespace may write behind that,
+ * held when it was listed is removed: hosts that still write the namespace may write after that,
  * and a file that is being written has no namespace in its name yet. Memory of the caller. */
 struct share_purge {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];

@@ -104,7 +104,7 @@ static uint32_t root_of(const struct part_io *m)
     return m->roots[m->at];
 }
 
-/* A root that hangs leaves half of the remaining time to those behind it. */
+/* A root that hangs leaves half of the remaining time to those after it. */
 static uint64_t turn_until_ms(const struct part_io *m)
 {
     bool last = m->io->write || m->at + 1 == m->n;
@@ -112,7 +112,7 @@ static uint64_t turn_until_ms(const struct part_io *m)
     return last ? m->deadline_ms : m->deadline_ms - (m->deadline_ms - share_now(m->share)) / 2;
 }
 
-/* Submits to the present root, or to one behind it. 0, or -errno of the last one. */
+/* Submits to the present root, or to one after it. 0, or -errno of the last one. */
 static int part_io_begin(struct part_io *m)
 {
     int err = m->status;

@@ -128,7 +128,7 @@ struct persist_identity persist_identity(const struct persist *k)
     return id;
 }
 
-/* ---- taking it over, or starting anew ---- */
+/* ---- taking it over, or starting again ---- */
 
 int persist_take(struct persist *k)
 {

@@ -16,7 +16,7 @@ struct snapshot_write {
     uint32_t *ns_number; /* by a namespace's place in the index: 1 + its number in the snapshot; 0:
                           * it is not listed */
     uint32_t namespaces;
-    uint8_t *snapshot, *parts; /* parts: behind the namespaces */
+    uint8_t *snapshot, *parts; /* parts: after the namespaces */
     struct sums_part *memory;  /* by part: where its bytes are */
     uint64_t n, cap, start_ns;
     uint64_t in_groups, lost; /* parts in shared mappings; of these, those that lie nowhere else */

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define SPARE_PAGES 64u /* beside two for each namespace: a file is allowed that many */
+#define SPARE_PAGES 64u /* besides two for each namespace: a file is allowed that many */
 #define REWRITE_SUFFIX ".tmp"
 
 /* ---- in memory ---- */
@@ -393,7 +393,7 @@ static int file_append(struct ns_file *f, const struct batch *b)
     return rc;
 }
 
-/* All records, and the new ones in their places or behind them. Returns how many, or -errno. */
+/* All records, and the new ones in their places or after them. Returns how many, or -errno. */
 static int64_t all_write(const struct ns_records *n, const struct batch *b, int fd)
 {
     uint8_t page[NVME_PAGE];

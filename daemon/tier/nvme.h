@@ -208,7 +208,7 @@ struct nvme_check {
     uint32_t part;
     struct tier_place place;
     bool headers; /* and its header and its segment's, which are repaired, unsynced */
-    bool idle;    /* behind all other I/O of the host, and not counted as a read */
+    bool idle;    /* after all other I/O of the host, and not counted as a read */
     /* status: 0 when all is right by now, or the record was forgotten meanwhile; -errno of the read
      * or the repair. */
     void (*done_cb)(struct tier *t, void *ctx, int status, bool bad_header);
@@ -488,7 +488,7 @@ void nvme_checkpoint_last(struct tier *t);
 
 void nvme_read_finish(struct nvme_op *op, int status);
 void nvme_write_finish(struct nvme_op *op, int status);
-/* idle: behind all other I/O of the host, and not counted. */
+/* idle: after all other I/O of the host, and not counted. */
 int nvme_read(struct tier *t, struct tier_io *io, bool idle);
 int nvme_write(struct tier *t, struct tier_io *io);
 /* Writes a part that the mover has read: it keeps its sequence, and its checksum where it is not
@@ -512,7 +512,7 @@ void nvme_sync_pump(struct tier *t, struct nvme_device *d);
 /* ---- nvme_move.c ---- */
 
 /* A write has begun, perhaps with the last free segment: others have to be emptied, and what they
- * hold goes behind that write. */
+ * hold goes after that write. */
 void nvme_move_check(struct tier *t);
 /* In the next iteration. The caller pumps the writes. */
 void nvme_move_go_on(struct tier *t);

@@ -304,7 +304,7 @@ static int file_fit(struct nvme_file *f, uint64_t wanted, uint64_t segment_bytes
         return rc;
     if (bytes < file_bytes(f->state.segments, segment_bytes)) {
         f->damaged++;
-        log_warn("tier", "file-was-cut", "path=%s: what lay behind its end is gone", f->path);
+        log_warn("tier", "file-was-cut", "path=%s: what lay past its end is gone", f->path);
     }
     if (wanted <= f->state.segments && bytes >= file_bytes(wanted, segment_bytes)) {
         f->segments = wanted;

@@ -2,7 +2,7 @@
  * matter.
  *
  * An entry of nvme.paths is:
- * - a directory: the tier makes a file in it, with its namespace records and checkpoint beside it;
+ * - a directory: the tier makes a file in it, with its namespace records and checkpoint next to it;
  * - a block device or a file: the tier uses it as it is. The rest lies in a directory of nvme.state
  *   that has its UUID for a name. Before anything is written to it, it was empty or marked by
  *   `ucmctl format`. A device that is mounted, or part of something else, is refused.

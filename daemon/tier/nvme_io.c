@@ -434,7 +434,7 @@ static void merge_segment_header(struct nvme_op *op)
     op->e.iov[op->e.iovs++] = (struct iovec){.iov_base = op->headers, .iov_len = NVME_PAGE};
 }
 
-/* Takes the first summed write and those after it that can lie right behind it. */
+/* Takes the first summed write and those after it that can lie right after it. */
 static int write_start(struct tier *t, unsigned file, uint64_t stride)
 {
     struct nvme_op *op = LIST_ENTRY(t->write_pool.next, struct nvme_op, link);

@@ -204,7 +204,7 @@ static void secrets_add(struct tier *t)
     }
 }
 
-/* Behind the records that may not be on the disk, the same once more. */
+/* After the records that may not be on the disk, the same once more. */
 static bool ns_records_renew(struct tier *t)
 {
     bool any;

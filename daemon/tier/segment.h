@@ -38,7 +38,7 @@ struct segment {
     uint32_t reads, writes; /* under way */
     uint32_t covered;       /* recovery: so many records a checkpoint covers, from the first on */
     uint32_t scans;         /* recovery: records whose headers are still to be seen */
-    uint32_t seen_to;       /* recovery: behind the last record that this opening wrote */
+    uint32_t seen_to;       /* recovery: after the last record that this opening wrote */
     bool unknown;           /* it may hold more than is known: no checkpoint covers it */
     uint8_t header;         /* enum segment_header */
     uint8_t state, rank;    /* rank: which list of closed ones */

@@ -64,10 +64,10 @@ struct stack {
 
 /* A larger sample that will take the place of a stack's. Keys that come in by a higher rate were
  * last used at a time that nobody noted: counted at once, they would be misses, whatever they are.
- * So the larger sample fills from nothing beside the other one, which goes on to answer, and what
- * it counts meanwhile is forgotten. It takes over when it reaches as far back as the largest size,
- * or else an hour, of which references count half anyway. What the smaller one has counted stays,
- * scaled to the higher rate. */
+ * So the larger sample fills from nothing alongside the other one, which goes on to answer, and
+ * what it counts meanwhile is forgotten. It takes over when it reaches as far back as the largest
+ * size, or else an hour, of which references count half anyway. What the smaller one has counted
+ * stays, scaled to the higher rate. */
 struct growth {
     struct stack next; /* threshold 0: there is none */
     uint64_t begun_ms, not_before_ms;

@@ -59,8 +59,8 @@ struct trace {
     struct trace_choice choice;
 };
 
-/* A record: in the ring, with what its views name behind it; and as the reader gets it, views into
- * what stands behind it. */
+/* A record: in the ring, with what its views name after it; and as the reader gets it, views into
+ * what stands after it. */
 struct trace_record {
     uint32_t ring_bytes; /* of all of it */
     uint32_t code, ok;   /* enum ucm_wire_error; keys that were found or moved */

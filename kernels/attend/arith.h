@@ -37,7 +37,7 @@ UCM_HD uint64_t ucm_left_units(float top, float log_weight)
     return (uint64_t)(ucm_left_exp(log_weight - top) * 0x1p40f) + 1;
 }
 
-/* The next float, or the one behind it. */
+/* The next float, or the one after it. */
 UCM_HD float ucm_left_round_up(float x)
 {
     return x + ucm_abs(x) * 0x1p-23f + 0x1p-126f;

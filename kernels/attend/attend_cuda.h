@@ -1,23 +1,23 @@
 /* What the kernels of attend.cu take, filled in by their launcher. All addresses are the GPU's; passed by
  * value, so a captured launch keeps its own copy.
  *
- * The kernel that ucm_attend_cuda_kernel names attends all blocks of each list and the window behind them. One launch is a
+ * The kernel that ucm_attend_cuda_kernel names attends all blocks of each list and the window after them. One launch is a
  * step. Or several are, *rounds*, each going on where the one before it ended; the window is the first one's. A round of a list
  * that has stopped, or has no more blocks, returns at once, so all rounds can be captured and no host decides. Before the first
  * of them ucm_attend_order puts the lists in the order of their scores, says where the first round ends, and works out what is
- * left behind each block. Each round says where the next one ends: by an estimate or a bound of what is left, at the first block
+ * left after each block. Each round says where the next one ends: by an estimate or a bound of what is left, at the first block
  * at which the rule would stop, were the blocks until then to weigh what is estimated of them, or nothing; by PSA's rule at twice
  * the blocks. The last round takes the rest. So lists don't stop at each block at which a rule is fulfilled, but few launches
  * are enough; and what a list attends follows from its queries and its blocks alone.
  *
- * Beside the gather. With `wait`, a chosen block that is on its way (UCM_ENTRIES_WANTED) is waited for, by the warp whose
+ * Alongside the gather. With `wait`, a chosen block that is on its way (UCM_ENTRIES_WANTED) is waited for, by the warp whose
  * turn it is and nobody else; what is resident is attended meanwhile. No bit of the result depends on who waited. For
- * that the launch is the next one behind the gather's in its stream and has the attribute
+ * that the launch is the next one after the gather's in its stream and has the attribute
  * CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, from compute capability 9.0 on: it then begins when all thread
- * blocks of the gather have begun, and so can't take the places that they need, and it ends behind the gather. What
- * comes before the gather, such as lists and queries, is complete then: the gather itself is launched without, or behind
+ * blocks of the gather have begun, and so can't take the places that they need, and it ends after the gather. What
+ * comes before the gather, such as lists and queries, is complete then: the gather itself is launched without, or after
  * a resolve, whose end it awaits before it lets attention begin. On other GPUs, and without the attribute, the same
- * launch begins behind the gather and finds nothing to wait for. A capture keeps the attribute. */
+ * launch begins after the gather and finds nothing to wait for. A capture keeps the attribute. */
 #ifndef UCM_KERNELS_ATTEND_CUDA_H
 #define UCM_KERNELS_ATTEND_CUDA_H
 
@@ -54,20 +54,20 @@ struct ucm_attend_cuda_memory {
     uint64_t base, stride;
     uint32_t blocks; /* numbers from here on are not in that memory */
     /* Not 0: each row of K and V has a scale byte, as the encoding `fp8` has it (docs/design/encodings.md). A block is one KV head, its
-     * rows lie one behind the other, and `scales` bytes from its begin, a multiple of 16, are those of K's tokens, then
+     * rows lie one after the other, and `scales` bytes from its begin, a multiple of 16, are those of K's tokens, then
      * those of V's. E4M3 only. */
     uint32_t scales;
     struct ucm_attend_cuda_plane k, v;
 };
 
-/* One row's result of some tokens: its out is beside it, not divided by sum. */
+/* One row's result of some tokens: its out is next to it, not divided by sum. */
 struct ucm_attend_cuda_sum {
     float top, sum; /* sum * 2^top */
     float lightest; /* of the tiles of chosen blocks, log2 of their weight; psa only */
     float key_max;  /* the largest |k|; with bounds only */
 };
 
-/* Of the blocks of a sequence that lists choose from, those that are left behind the first i of a list, for i = 0 .. room: ucm_left
+/* Of the blocks of a sequence that lists choose from, those that are left after the first i of a list, for i = 0 .. room: ucm_left
  * of arith.h with one top for each query row. */
 struct ucm_attend_cuda_left {
     uint64_t top; /* float[sequences][kv_heads][group] */
@@ -141,7 +141,7 @@ struct ucm_attend_cuda {
     struct ucm_attend_cuda_memory pool;
     /* The window: blocks from first[sequence] on, to the last token. length 0: there is none. */
     struct ucm_attend_cuda_memory pages;
-    uint32_t plain_pages;         /* 1: they have elements of q's type beside entries of E4M3 */
+    uint32_t plain_pages;         /* 1: they have elements of q's type alongside entries of E4M3 */
     uint64_t table, table_stride; /* int32_t[sequences][table_stride] */
     uint64_t first;               /* uint32_t[sequences]: its first block */
     /* uint32_t[sequences]: tokens of the sequence, the new one included */
@@ -191,7 +191,7 @@ static inline void ucm_attend_cuda_kernel(char name[40], const char *type, int n
 
 /* Dynamic shared memory of a launch: tiles on their way (rows in fours, 32 bytes apart; E4M3 with 32 bytes of scales), then
  * the warps' results, then the splits' weights. element: bytes of an element of K and V in entries. Pages with elements of 16 bits
- * beside E4M3 have one stage of twice the size. */
+ * besides E4M3 have one stage of twice the size. */
 static inline uint32_t ucm_attend_cuda_shared(uint32_t head_dim, uint32_t element, uint32_t group,
                                               uint32_t splits)
 {

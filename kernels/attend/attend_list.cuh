@@ -110,7 +110,7 @@ static __device__ __forceinline__ struct chosen chosen_of(args_t a, int32_t item
     return c;
 }
 
-/* Looked up before it is known how long the list is: of what lies behind its end nothing is used. */
+/* Looked up before it is known how long the list is: of what lies past its end nothing is used. */
 static __device__ __forceinline__ struct chosen chosen_early(args_t a, uint32_t tile)
 {
     uint32_t list = list_of(a), at = round_at(a, a.round, list) + tile / (a.tokens / TILE);

@@ -30,7 +30,7 @@ template <uint32_t BYTES> static __device__ __forceinline__ uint32_t row_offset(
     return row * BYTES + row / FOUR * 32;
 }
 
-/* Behind a tile's rows of K and V: a scale byte for each of them. */
+/* After a tile's rows of K and V: a scale byte for each of them. */
 #define SCALES_BYTES (2 * TILE)
 
 /* Where rows of K and V lie, that count; and if they have scales, where those of K and of V lie. */
@@ -96,8 +96,8 @@ static __device__ __forceinline__ void copy_scales(uint32_t to, const uint8_t *f
                  : "memory");
 }
 
-/* `valid` of TILE rows of K, then of V. Those that lie one behind the other are pieces for the copy engine, which takes
- * long for many small ones; other rows come 16 bytes a lane. Behind them their scales, if they have some. */
+/* `valid` of TILE rows of K, then of V. Those that lie one after the other are pieces for the copy engine, which takes
+ * long for many small ones; other rows come 16 bytes a lane. After them their scales, if they have some. */
 template <uint32_t BYTES>
 static __device__ __forceinline__ void copy_tile(uint8_t *to, const struct tile_rows &r, struct arrivals &a,
                                                  uint32_t stage)

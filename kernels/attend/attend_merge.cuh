@@ -49,7 +49,7 @@ template <int D, int O> struct block_results {
     float out[WARPS][8 * O][PITCH(D)];
 };
 
-/* Beside the tiles. */
+/* Alongside the tiles. */
 struct block_sums {
     sum_t warp[WARPS][ROWS], row[ROWS];
     float weight[WARPS][ROWS];
@@ -75,7 +75,7 @@ template <> struct key_max<e4m3> {
     }
 };
 
-/* One row's channels of a lane, times `by`: a piece, and every eighth piece behind it. */
+/* One row's channels of a lane, times `by`: a piece, and every eighth piece after it. */
 template <typename KV, int D>
 static __device__ __forceinline__ void put_row(const float out[D / 16][4], uint32_t r, float by, float *to)
 {

@@ -1,4 +1,4 @@
-/* The order of the lists before their first round, and what is left behind each block: total minus what was attended, whole units, so
+/* The order of the lists before their first round, and what is left after each block: total minus what was attended, whole units, so
  * nothing is lost. */
 #ifndef UCM_KERNELS_ATTEND_ORDER_CUH
 #define UCM_KERNELS_ATTEND_ORDER_CUH

@@ -17,7 +17,7 @@ struct report {
 
 /* ---- shares of rows ---- */
 
-/* Of a query row, counted over all sequences: what is left behind the first 0, 1, .. blocks of its list. */
+/* Of a query row, counted over all sequences: what is left after the first 0, 1, .. blocks of its list. */
 static __device__ __forceinline__ const uint64_t *left_units(args_t a, uint64_t row)
 {
     return (const uint64_t *)a.stop.left.units + row * (a.room + 1);
@@ -91,7 +91,7 @@ static __device__ __forceinline__ float rule_share(args_t a, uint64_t row, const
 
 /* ---- where the next round ends ---- */
 
-/* Whether the rule would be fulfilled behind `end` blocks for each row of a KV head. */
+/* Whether the rule would be fulfilled after `end` blocks for each row of a KV head. */
 static __device__ __forceinline__ bool would_end(args_t a, uint64_t first_row, const sum_t *rows, uint32_t blocks,
                                                  uint32_t end)
 {

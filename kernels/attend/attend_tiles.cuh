@@ -4,7 +4,7 @@
  * holds all of its values; queries are then float16, too, times a power of two for each row, so that they keep bfloat16's
  * range.
  *
- * Four rows lie in shared memory as they lie in a block, one behind the other: then a tile of K is four copies, and memory is
+ * Four rows lie in shared memory as they lie in a block, one after the other: then a tile of K is four copies, and memory is
  * read in pieces of a kilobyte. (Rows exchanged or set apart, which ldmatrix wants, would have to be copied one by one, or 16
  * bytes at a time. By copies alone, without arithmetic, an H200 did 4.0 TB/s in pieces of 4 KiB, 3.8 row by row, 3.5 by
  * 16 bytes.) A lane reads 16 bytes of a row at once. The order of channels in a product, which is free, is that in
@@ -85,7 +85,7 @@ static __device__ __forceinline__ uint32_t row_of_token(uint32_t n)
     return (n / 2 + n % 2 * 2) % 4 * 4 + n % 2 + n / 8 * 2;
 }
 
-/* Behind a wait: rows that don't count become zeros, whatever lay there. */
+/* After a wait: rows that don't count become zeros, whatever lay there. */
 template <typename KV, int D>
 static __device__ __forceinline__ void tile_pad(uint8_t *tile, uint32_t valid)
 {
@@ -211,7 +211,7 @@ static __device__ __forceinline__ void load_query(args_t a, struct warp_query<D,
     }
 }
 
-/* One piece of 16 bytes of token lane / 4 (x) of the products, and of the token 8 behind it. Products take turns at two sums, so that none
+/* One piece of 16 bytes of token lane / 4 (x) of the products, and of the token 8 after it. Products take turns at two sums, so that none
  * waits for the one before it. */
 template <typename T, typename KV, int D, int O>
 static __device__ __forceinline__ void add_keys(float s[O][2][4], const struct warp_query<D, O> &query, uint32_t first,
@@ -241,7 +241,7 @@ static __device__ __forceinline__ void add_keys(float s[O][2][4], const struct w
     }
 }
 
-/* Logits of the tile's 16 tokens: token lane / 4: row, row; the token 8 behind it: row, row. */
+/* Logits of the tile's 16 tokens: token lane / 4: row, row; the token 8 after it: row, row. */
 template <typename T, typename KV, int D, int O>
 static __device__ __forceinline__ void logits(const struct warp_query<D, O> &query, const uint8_t *k, float s[O][4])
 {
@@ -415,7 +415,7 @@ static __device__ __forceinline__ void measure_keys(struct warp_state<D, O> &st,
 }
 
 /* Every WARPS-th of n tiles, from the warp's number on; the first `chosen` are of chosen blocks. A tile on its way to
- * its entry is waited for in its turn, behind the arithmetic of the one before it. S: stages, 1 or all. */
+ * its entry is waited for in its turn, after the arithmetic of the one before it. S: stages, 1 or all. */
 template <typename T, typename KV, int D, int O, uint32_t S>
 static __device__ __forceinline__ void attend_tiles(args_t a, uint64_t *where, uint32_t n, uint32_t chosen,
                                                     struct warp_state<D, O> &st)

@@ -94,7 +94,7 @@ template <int R> static __device__ __forceinline__ void put_sums(const struct ml
     }
 }
 
-/* Beside the scratch and the ring. */
+/* Alongside the scratch and the ring. */
 struct mla_block {
     uint64_t where[UCM_ATTEND_CUDA_SPLIT], barriers[UCM_ATTEND_MLA_RING];
     sum_t sums[UCM_ATTEND_MLA_ROWS];

@@ -9,9 +9,9 @@
  *   partial           float[sequences][kv_heads][splits][group][512], and 512 channels in out
  *   round, state, stop are 0: no rounds
  *
- * A step is ucm_attend_mla_*, and behind it, where splits is above 1, ucm_attend_mla_merge_*: a thread block for each query head
+ * A step is ucm_attend_mla_*, and after it, where splits is above 1, ucm_attend_mla_merge_*: a thread block for each query head
  * and UCM_ATTEND_MLA_MERGE_BLOCKS of its channels. Lists that one split covers are complete without. The merge may be
- * launched with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, and then only right behind the first. */
+ * launched with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, and then only right after the first. */
 #ifndef UCM_KERNELS_ATTEND_MLA_CUDA_H
 #define UCM_KERNELS_ATTEND_MLA_CUDA_H
 
@@ -50,7 +50,7 @@ static inline void ucm_attend_mla_merge(char name[40], const char *type)
     snprintf(name, 40, "ucm_attend_mla_merge_%s", type);
 }
 
-/* Shared memory beside the ring: of 16 rows, two halves of logits, weights and factors of 64 tokens. */
+/* Shared memory besides the ring: of 16 rows, two halves of logits, weights and factors of 64 tokens. */
 #define UCM_ATTEND_MLA_SCRATCH (16u * (2u * 72u * 4u + 72u * 2u + 4u))
 static inline uint32_t ucm_attend_mla_scratch(uint32_t group)
 {
@@ -63,7 +63,7 @@ static inline uint32_t ucm_attend_mla_tile(uint32_t element)
     return UCM_ATTEND_CUDA_TILE * (UCM_ATTEND_MLA_CHANNELS * element + 8);
 }
 
-#define UCM_ATTEND_MLA_STATIC 3328u /* bytes of shared memory beside the dynamic, at most */
+#define UCM_ATTEND_MLA_STATIC 3328u /* bytes of shared memory besides the dynamic, at most */
 
 /* Tiles of the ring, and the launch's dynamic shared memory, on a GPU whose thread blocks have at most `most` bytes. A ring
  * below UCM_ATTEND_MLA_STEP: it has too few. */

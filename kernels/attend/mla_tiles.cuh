@@ -41,7 +41,7 @@ template <int R> struct mla_scratch {
     float keep[16 * R]; /* what results so far are multiplied by */
 };
 
-/* R: row tiles, of 16 rows. A lane has of each: rows lane / 4 and the eighth behind it, of pairs of eight channels. */
+/* R: row tiles, of 16 rows. A lane has of each: rows lane / 4 and the eighth after it, of pairs of eight channels. */
 template <int R> struct mla_query {
     uint32_t q[R][PRODUCTS][4];
     float back[R][2]; /* of logits, if queries were scaled */
@@ -96,8 +96,8 @@ static __device__ __forceinline__ void ring_step(struct ring &ring)
     ring.from = ring_next(ring, ring.from, STEP);
 }
 
-/* By a warp. Rows that don't count become zeros, whatever lay there. Racecheck reports these stores beside reads of logits: it sees
- * no order in a __syncwarp, which is no instruction on Hopper. */
+/* By a warp. Rows that don't count become zeros, whatever lay there. Racecheck reports these stores alongside reads of logits: it
+ * sees no order in a __syncwarp, which is no instruction on Hopper. */
 template <typename KV>
 static __device__ __forceinline__ void ring_copy(args_t a, const struct ring &ring, uint64_t where, uint32_t place)
 {
@@ -197,7 +197,7 @@ static __device__ __forceinline__ void mla_load_query(args_t a, struct mla_query
         scale_rows<T, R>(query);
 }
 
-/* x: of tokens 2 * (lane / 4), y: of those behind them; two words of 16 bits, or four E4M3, of which a product has 16 channels. */
+/* x: of tokens 2 * (lane / 4), y: of those after them; two words of 16 bits, or four E4M3, of which a product has 16 channels. */
 template <typename T, typename KV, int R>
 static __device__ __forceinline__ void multiply_keys(float s[R][2][4], const struct mla_query<R> &query, uint32_t i,
                                                      const uint32_t x[2], const uint32_t y[2])

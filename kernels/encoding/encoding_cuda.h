@@ -22,7 +22,7 @@
 
 #include <stdio.h>
 
-/* Small CTAs find room on a multiprocessor beside a worker's. */
+/* Small CTAs find room on a multiprocessor alongside a worker's. */
 #define UCM_ENCODING_THREADS 128
 #define UCM_ENCODING_PAGE_ALIGN 16u /* q4 and lossless */
 #define UCM_ENCODING_TILE_ROWS 32u  /* at most: a lane keeps a row's scale */

@@ -334,7 +334,7 @@ static __device__ __forceinline__ void lossless_zero(uint64_t from, uint64_t to)
         __stcs((uint8_t *)at, (uint8_t)0);
 }
 
-/* What lies between the arrays of a tensor that fits, and behind its entries. Vectors were written whole. */
+/* What lies between the arrays of a tensor that fits, and after its entries. Vectors were written whole. */
 static __device__ __forceinline__ void lossless_pad(const struct lossless_tensor &s, uint32_t count)
 {
     lossless_zero(s.encoded + (s.elements + 7ull) / 8 * 8, s.codes);

@@ -24,7 +24,7 @@ static inline struct lossless_layout lossless_layout(const struct ucm_encoding_t
     return l;
 }
 
-/* What an encoder did not write: between the arrays, and behind `count` entries of the list. */
+/* What an encoder did not write: between the arrays, and after `count` entries of the list. */
 static inline void lossless_pad(const struct lossless_layout *l, uint32_t count, uint8_t *encoded)
 {
     uint64_t used = l->list + 4 + UINT64_C(4) * count;

@@ -116,7 +116,7 @@ static __device__ __noinline__ void lossless_join(const struct lossless_tensor &
             if (k * LANES + lane < mine)
                 __stcs((uint32_t *)s.list + 1 + to + k * LANES + lane, entries[k]);
     }
-    __syncthreads(); /* what lies behind them was read */
+    __syncthreads(); /* what lies after them was read */
     lossless_pad(s, total);
     if (threadIdx.x == 0)
         __stcs((uint32_t *)s.list, total);

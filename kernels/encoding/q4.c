@@ -1,5 +1,5 @@
 /* q4: each group of channels is rotated and quantised to 4 bits; K's channels are levelled before, and
- * the centre of their tile is subtracted behind the rotation. */
+ * the centre of their tile is subtracted after the rotation. */
 #include "kernels/encoding/q4_layout.h"
 
 #define GROUP UCM_Q4_ROTATION_MAX

@@ -242,7 +242,7 @@ static __device__ __forceinline__ void tile_vectors(const struct tile &t)
         ENCODE ? encode_vectors<M, 32, 4, 2>(t) : decode_vectors<M, 32, 4, 2>(t);
 }
 
-/* Methods of one code byte an element and one scale a row, scales behind the codes. */
+/* Methods of one code byte an element and one scale a row, scales after the codes. */
 template <class M, bool ENCODE>
 static __device__ __forceinline__ void rows_tile(const struct ucm_encoding_tensor &s,
                                                  uint64_t raw, uint64_t encoded, uint32_t number,

@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 #define IDENTITY_VERSION 1
-#define RUN_AT 72 /* behind the tensors; 0 in identities of before it was there */
+#define RUN_AT 72 /* after the tensors; 0 in identities of before it was there */
 
 const struct ucm_encoding_method *const ucm_encoding_methods[] = {
     &encoding_fp8, &encoding_int8, &encoding_q4, &encoding_lossless, NULL,
@@ -194,7 +194,7 @@ int ucm_encoding_parse(const uint8_t bytes[UCM_ENCODING_IDENTITY_BYTES],
     struct ucm_encoding_spec spec = {0};
     uint8_t again[UCM_ENCODING_IDENTITY_BYTES];
     char why[UCM_ENCODING_WHY];
-    const uint8_t *at = bytes + 4; /* behind the version, which `again` has */
+    const uint8_t *at = bytes + 4; /* after the version, which `again` has */
 
     spec.encoding = get32(&at);
     spec.version = get32(&at);

@@ -330,7 +330,7 @@ static __device__ __forceinline__ void gather(pool_t s, const struct ucm_entries
 
 GATHER(warp, 32, true)
 GATHER(block, UCM_ENTRIES_CUDA_GATHER, true)
-/* To be measured beside the others, not to be used: its loads may be answered by a cache. */
+/* To be measured alongside the others, not to be used: its loads may be answered by a cache. */
 GATHER(warp_weak, 32, false)
 GATHER(block_weak, UCM_ENTRIES_CUDA_GATHER, false)
 

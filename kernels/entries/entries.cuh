@@ -1,4 +1,4 @@
-/* What kernels do with a pool's arrays; entries_cuda.h says in which order, and what may run beside what. */
+/* What kernels do with a pool's arrays; entries_cuda.h says in which order, and what may run alongside what. */
 #ifndef UCM_KERNELS_ENTRIES_CUH
 #define UCM_KERNELS_ENTRIES_CUH
 

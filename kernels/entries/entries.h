@@ -67,7 +67,7 @@
 
 #define UCM_ENTRIES_NO_KEY 0xffffffffu   /* of a free entry */
 #define UCM_ENTRIES_NOBODY 0xffffffffu   /* the request of an entry that counts for none */
-#define UCM_ENTRIES_NO_INDEX 0xffffffffu /* in a list, behind what was chosen */
+#define UCM_ENTRIES_NO_INDEX 0xffffffffu /* in a list, after what was chosen */
 
 /* Flags of a step. */
 #define UCM_ENTRIES_UNSERVED 1u  /* some miss was not served: the step does not count */

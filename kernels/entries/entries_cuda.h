@@ -6,9 +6,9 @@
  *   for each layer:
  *     ucm_entries_resolve                 (sequences * lists) thread blocks; or the tail of the selection, by entries.cuh
  *     ucm_entries_gather                  any number of thread blocks: they share the misses
- *     attention over entry_of            behind the gather, or beside it: kernels/attend/attend_cuda.h
+ *     attention over entry_of            after the gather, or alongside it: kernels/attend/attend_cuda.h
  *   ucm_entries_end                     one thread: the word in pinned memory
- * Between steps: ucm_entries_want_keys, and behind it either ucm_entries_put, for bytes that the GPU's memory has, or
+ * Between steps: ucm_entries_want_keys, and after it either ucm_entries_put, for bytes that the GPU's memory has, or
  * ucm_entries_take_all, a gather into these entries, ucm_entries_publish_all; ucm_entries_forget_numbers; ucm_entries_leave_request.
  * A request enters by a copy to floor[request].
  *
@@ -18,14 +18,14 @@
  *
  * Memory order. State is read and written by atomics or by loads that pass the L1 cache. A thread block that takes a
  * entry has claimed it by a compare-and-swap on its stamp, from an old one to this step's. From then on it alone touches
- * the entry's key, request and bytes, until it publishes, or frees the entry by setting the stamp to 0 behind a fence.
- * Attention sees bytes and table in a later launch; or beside the gather by a load of entry_of that acquires: the item is
- * written behind a fence by each thread that copied.
+ * the entry's key, request and bytes, until it publishes, or frees the entry by setting the stamp to 0 after a fence.
+ * Attention sees bytes and table in a later launch; or alongside the gather by a load of entry_of that acquires: the item is
+ * written after a fence by each thread that copied.
  *
  * Windows. The host (or a DMA engine that the host starts) changes a place's bytes between making its sequence number odd, a
- * full fence behind that, and making it even again, which is a release. The gather loads the sequence number with
- * ld.acquire.sys by one thread, and copies behind a barrier with loads of scope system, which no cache of the GPU answers
- * from an earlier one. Each thread then has a fence.acq_rel.sys, which waits for its loads; behind a barrier
+ * full fence after that, and making it even again, which is a release. The gather loads the sequence number with
+ * ld.acquire.sys by one thread, and copies after a barrier with loads of scope system, which no cache of the GPU answers
+ * from an earlier one. Each thread then has a fence.acq_rel.sys, which waits for its loads; after a barrier
  * one thread loads the sequence number again. If both are what was told, no byte had changed: a load that saw a byte of
  * the next content was answered by the host's memory after the odd sequence number was there, so the last load, which is issued
  * after that answer came, sees it too. This takes from the hardware that the host's memory is coherent for the GPU's reads over
@@ -48,7 +48,7 @@ struct ucm_entries_place {
     uint64_t told;  /* its value when the bytes were promised */
 };
 
-/* A layer head of a plane: `rows` runs of row_bytes, `pitch` apart in the block, one behind the other in an entry. A contiguous
+/* A layer head of a plane: `rows` runs of row_bytes, `pitch` apart in the block, one after the other in an entry. A contiguous
  * piece is one row. */
 struct ucm_entries_plane {
     uint64_t entries; /* the pool: entry s at entries + s * entry_stride */

@@ -49,7 +49,7 @@ enum ucm_rope_scaling {
 
 /* A tensor is `rows` rows of `dim` channels, contiguous; of each, channels [first, first + rotary)
  * are rotated, and the others stay. A row is a token of a KV head (MLA: a token, whose rotary part
- * lies behind the latent). With `run` above 1 it is `run` tokens of a head, and holds those of a channel side by
+ * lies after the latent). With `run` above 1 it is `run` tokens of a head, and holds those of a channel side by
  * side: channel c of token t is its element c run + t. */
 struct ucm_rope_spec {
     uint32_t dtype; /* enum ucm_rope_dtype */

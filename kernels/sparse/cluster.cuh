@@ -20,7 +20,7 @@ static __device__ __forceinline__ uint32_t cluster_size(void)
     return size;
 }
 
-/* A barrier of all threads of the cluster, in two halves. What they wrote before it is seen behind it. */
+/* A barrier of all threads of the cluster, in two halves. What they wrote before it is seen after it. */
 static __device__ __forceinline__ void cluster_arrive(void)
 {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");

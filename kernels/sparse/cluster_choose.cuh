@@ -190,7 +190,7 @@ struct cluster_crew {
                                                ? cluster_get(cluster_address(&s->poison, warp_lane()))
                                                : 0);
     }
-    /* Nobody reads this thread block's memory behind it. */
+    /* Nobody reads this thread block's memory after it. */
     static __device__ __forceinline__ uint32_t of_all(uint32_t x, agreement *s)
     {
         if (threadIdx.x < cluster_size())

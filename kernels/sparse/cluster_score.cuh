@@ -43,7 +43,7 @@ static __device__ __forceinline__ void feed_numbers(args_t a, const struct part 
     }
 }
 
-/* Behind the last group a thread's blocks are those that have no summary. */
+/* After the last group a thread's blocks are those that have no summary. */
 template <int F, int N>
 static __device__ __forceinline__ void feed_group(args_t a, const struct part &p, struct feed *f)
 {
@@ -136,7 +136,7 @@ static __device__ __forceinline__ void take_vectors(uint32_t slot, uint32_t odd,
 
 /* ---- scores ---- */
 
-/* The warp's blocks b and b + 8 are scored by queries `first` and behind it. */
+/* The warp's blocks b and b + 8 are scored by queries `first` and after it. */
 template <int F, int N, int P>
 static __device__ __forceinline__ void put_scores(args_t a, const struct part &p, uint32_t b, uint32_t first,
                                                   struct scoring<F, N, P> *s)
@@ -158,7 +158,7 @@ static __device__ __forceinline__ void put_scores(args_t a, const struct part &p
     s->worst[0] = s->worst[1] = 0;
 }
 
-/* By a warp: its groups of the thread block's blocks, by queries `first` and behind it. ring: the warp's, an address of
+/* By a warp: its groups of the thread block's blocks, by queries `first` and after it. ring: the warp's, an address of
  * shared memory. */
 template <int F, int N, int P>
 static __device__ __forceinline__ void score_groups(args_t a, const struct part &p, uint32_t ring, uint32_t first,

@@ -5,7 +5,7 @@
  *     size(), rank()  thread blocks, and which this one is
  *     threads(), thread(), sync()      of this thread block's part of the crew
  *     sum_counts(s, byte)  a barrier of the crew; then counts[byte] of all of it, summed up
- *     all_poison(s)        behind a barrier of the crew: the sum of `poison`
+ *     all_poison(s)        after a barrier of the crew: the sum of `poison`
  *     of_all(x, s)         x of thread block `lane`, in each warp; a barrier of the crew */
 #ifndef UCM_KERNELS_SPARSE_LIST_CHOOSE_CUH
 #define UCM_KERNELS_SPARSE_LIST_CHOOSE_CUH

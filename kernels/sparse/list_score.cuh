@@ -27,7 +27,7 @@ static __device__ __forceinline__ uint32_t channel_place(uint32_t c, uint32_t *w
 }
 
 /* By a warp: rounds the i-th query of the list, and puts its halves where the unit's threads take them:
- * halves[panel][word][lane], the high one in an even eighth of the lanes and the low one behind it. *step: what its sums
+ * halves[panel][word][lane], the high one in an even eighth of the lanes and the low one after it. *step: what its sums
  * are multiplied with. */
 template <int F, int N>
 static __device__ __forceinline__ void round_query_halves(args_t a, const struct part &p, uint32_t i,

@@ -153,7 +153,7 @@ struct ucm_choose_job {
 
 size_t ucm_choose_job_bytes(const struct ucm_choose_spec *spec, uint32_t n, uint32_t chunk);
 /* Returns the units of each step, one for `chunk` blocks. They may run in any order and on any number of
- * threads at once; then ucm_choose_next begins the next step. It returns false behind the last one, and *n
+ * threads at once; then ucm_choose_next begins the next step. It returns false after the last one, and *n
  * is how many were chosen. The job and scratch, which is aligned to 64, stay until then. */
 uint32_t ucm_choose_begin(struct ucm_choose_job *job, const struct ucm_choose_spec *spec,
                           const struct ucm_choose_list *list, uint32_t chunk, void *scratch);

@@ -23,12 +23,12 @@
 #define UCM_SELECT_CUDA_LONG 8192u   /* longer lists are looked through by several thread blocks */
 #define UCM_SELECT_CUDA_FOUND 10240u /* blocks that a choice compares closely, at most */
 #define UCM_SELECT_CUDA_MARKS 4096u  /* words of a bit a block, of a choice at once */
-#define UCM_SELECT_CUDA_NO_INDEX 0xffffffffu /* in an answer, behind the chosen blocks */
+#define UCM_SELECT_CUDA_NO_INDEX 0xffffffffu /* in an answer, after the chosen blocks */
 
-/* Dynamic shared memory, in bytes, at least: what a choice takes; or scores of a whole tile, and behind them, if N > 0,
+/* Dynamic shared memory, in bytes, at least: what a choice takes; or scores of a whole tile, and after them, if N > 0,
  * RINGS, through which vectors come, or else the prepared queries, then the addresses of the tile's summaries. Where N
  * is 0 and warps have several jobs each, summaries of chunks that are scored or under way are staged in STAGES places
- * behind the scores of two chunks, which may take more. */
+ * after the scores of two chunks, which may take more. */
 #define UCM_SELECT_CUDA_SHARED                                                                     \
     (4 * (2 * UCM_SELECT_CUDA_FOUND + UCM_SELECT_CUDA_MARKS + UCM_SELECT_CUDA_SLICE))
 #define UCM_SELECT_CUDA_RINGS_AT (4 * UCM_SELECT_CUDA_RAW)

@@ -152,7 +152,7 @@ template <int Q> static __device__ __forceinline__ void score_hash(args_t a, con
 
 /* ---- summaries on their way to shared memory ---- */
 
-/* A block's summary, by a warp; what lies behind it up to a multiple of 16 bytes comes along. */
+/* A block's summary, by a warp; what lies after it up to a multiple of 16 bytes comes along. */
 static __device__ __forceinline__ void copy_summary(args_t a, uint32_t to, const uint8_t *summary)
 {
     uint32_t at = warp_lane();

@@ -14,7 +14,7 @@
 /* Stages and what is in them. */
 struct pipe {
     uint64_t full[STAGES], empty[STAGES]; /* mbarriers */
-    struct tile tile[STAGES];             /* its sequence is NO_SEQUENCE behind the last */
+    struct tile tile[STAGES];             /* its sequence is NO_SEQUENCE after the last */
 };
 
 /* ---- mbarriers ---- */

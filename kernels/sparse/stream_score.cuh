@@ -12,7 +12,7 @@ struct mine {
 };
 
 /* Rows of the matrix unit that one load of a quarter of a warp takes, r and r + 1, are four blocks apart: their summaries lie an odd number
- * of 16 bytes behind one another, so that no bank is taken twice. */
+ * of 16 bytes one after another, so that no bank is taken twice. */
 static __device__ __forceinline__ uint32_t block_of_row(void)
 {
     return warp_lane() / 8 + warp_lane() / 4 % 2 * 4;
@@ -74,7 +74,7 @@ static __device__ __forceinline__ void take_staged(const struct mine &m, uint32_
 
 #define AT_ONCE 9u /* vectors: those of 8 tokens and rest */
 
-/* Scores the warp's part of the tile in a stage. The stage is given back when all of its vectors are weighed; to add them up, one behind the
+/* Scores the warp's part of the tile in a stage. The stage is given back when all of its vectors are weighed; to add them up, one after the
  * other, takes longer. */
 template <int F, int N, int P>
 static __device__ __forceinline__ void score_tile(args_t a, const struct mine &m, uint64_t *empty, struct scoring<F, N, P> *s)

@@ -1,5 +1,5 @@
 /* Summaries on a GPU: a warp computes one KV head of one layer of one block, then the next. A
- * launch takes few thread blocks with little or no shared memory, so that it runs beside the
+ * launch takes few thread blocks with little or no shared memory, so that it runs alongside the
  * worker's own kernels. The bits are those of the C code in simd/, whose functions have the same
  * names.
  *

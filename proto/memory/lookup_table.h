@@ -2,8 +2,8 @@
  * are complete, and in which tier. The daemon writes it, in a memfd; workers map it read-only and
  * look keys up without asking. docs/design/mappings.md, "Lookup tables", describes it.
  *
- * A bucket is a cache line: how far behind it entries lie that belong into it, and 7 entries, each
- * one atomic word. A key's entry is in its own bucket or, if that was full, in one of the 15 behind
+ * A bucket is a cache line: how far after it entries lie that belong into it, and 7 entries, each
+ * one atomic word. A key's entry is in its own bucket or, if that was full, in one of the 15 after
  * it: so many that a table of 100 million entries has room for each until 3 of 5 are taken. It
  * never moves, and changes by single stores. So at every moment, also when the daemon dies amid a
  * change, a reader finds each entry that stays, and no half of one. What a reader
@@ -64,8 +64,8 @@ struct ucm_lookup_table_header {
 #define UCM_LOOKUP_TABLE_PRINT_MASK (~UINT64_C(0xffff))
 
 /* Byte i of the tags is 0 while entry i is empty, else 0x80 and bits 57 to 63 of its hash. Of byte
- * 7 the low half counts the entries whose own bucket is this one, but that lie behind it; once it
- * is 15 it stays. The high half is how many buckets behind it the furthest of them has lain since
+ * 7 the low half counts the entries whose own bucket is this one, but that lie after it; once it
+ * is 15 it stays. The high half is how many buckets after it the furthest of them has lain since
  * the count was 0. */
 struct ucm_lookup_table_bucket {
     _Atomic uint64_t tags;
@@ -116,7 +116,7 @@ static inline uint64_t ucm_lookup_table_tag(uint64_t hash)
     return 0x80 | hash >> 57;
 }
 
-/* Has bit 7 of byte i for each entry i with that tag, and perhaps for others behind the first. */
+/* Has bit 7 of byte i for each entry i with that tag, and perhaps for others after the first. */
 static inline uint64_t ucm_lookup_table_candidates(uint64_t tags, uint64_t tag)
 {
     uint64_t x = (tags ^ tag * UINT64_C(0x0101010101010101)) | UINT64_C(0xff)
@@ -159,7 +159,7 @@ static inline uint64_t ucm_lookup_table_find(const struct ucm_lookup_table_view 
 }
 
 /* found[i]: the tier of keys + i * key_bytes as enum ucm_lookup_status, 0 for none. stop_at_gap:
- * looks no further than the first that has none, and leaves what is behind it 0. Returns how many
+ * looks no further than the first that has none, and leaves what is after it 0. Returns how many
  * were found. */
 uint32_t ucm_lookup_table_find_many(const struct ucm_lookup_table_view *v, const uint8_t *keys,
                                     uint32_t n, bool stop_at_gap, uint8_t *found);
@@ -174,7 +174,7 @@ static inline void ucm_lookup_table_tag_set(struct ucm_lookup_table_bucket *b, u
     UCM_LOOKUP_TABLE_STORE(&b->tags, (tags & ~(UINT64_C(0xff) << 8 * i)) | tag << 8 * i);
 }
 
-/* One more of the bucket's entries lies so far behind it. */
+/* One more of the bucket's entries lies so far after it. */
 static inline void ucm_lookup_table_away(struct ucm_lookup_table_bucket *own, uint64_t distance)
 {
     uint64_t tags = UCM_LOOKUP_TABLE_LOAD(&own->tags), far = tags >> UCM_LOOKUP_TABLE_FAR_SHIFT;
@@ -201,7 +201,7 @@ static inline void ucm_lookup_table_back(struct ucm_lookup_table_bucket *own)
     UCM_LOOKUP_TABLE_STORE(&own->tags, tags);
 }
 
-/* How far behind its own bucket the one lies that has the entry, and the entry's number;
+/* How far after its own bucket the one lies that has the entry, and the entry's number;
  * UCM_LOOKUP_TABLE_PROBES: none has. */
 static inline uint32_t ucm_lookup_table_place(const struct ucm_lookup_table_bucket *buckets,
                                               uint64_t mask, uint64_t hash, uint32_t *i)

@@ -140,7 +140,7 @@ bool ucm_staging_order_sound(const struct ucm_staging_order *order, uint64_t ent
                              uint32_t (*fragment)(const void *ctx, uint32_t plane), const void *ctx,
                              uint64_t *item_bytes);
 /* The same of an order that is sound so far, and its turns: do the tables, of so many words each,
- * fit behind their numbers, and are these right? table_words 0: the region's K is not
+ * fit after their numbers, and are these right? table_words 0: the region's K is not
  * re-rotated. */
 bool ucm_staging_shifts_sound(const struct ucm_staging_order *order, uint32_t table_words);
 

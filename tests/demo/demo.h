@@ -52,7 +52,7 @@ struct demo_shared {
 struct demo {
     struct demo_options options;
     char directory[DEMO_PATH]; /* temporary */
-    char programs[DEMO_PATH];  /* where this program lies, and ucmd and ucmctl beside it */
+    char programs[DEMO_PATH];  /* where this program lies, and ucmd and ucmctl next to it */
     char socket[DEMO_PATH + 16], log[DEMO_PATH + 16];
     char device[DEMO_PATH + 256]; /* what the daemon copies with */
     pid_t daemon, engine[DEMO_ENGINES];

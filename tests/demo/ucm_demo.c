@@ -41,7 +41,7 @@ static const char usage[] =
     "--keep                keep the temporary directory (made in $TMPDIR, else /tmp)\n"
     "--help                this text\n"
     "\n"
-    "$UCMD and $UCMCTL name other programs than those beside this one.\n"
+    "$UCMD and $UCMCTL name other programs than those next to this one.\n"
     "The exit code is 0 when blocks were hit and no byte differed.\n";
 
 static int parse(int argc, char **argv, struct demo_options *o)
@@ -224,7 +224,7 @@ static int play(struct demo *d)
 
 int main(int argc, char **argv)
 {
-    /* SIGPIPE too: a reader that has seen enough must not leave a daemon and a directory behind. */
+    /* SIGPIPE too: a reader that has seen enough must not leave a daemon and a directory after. */
     static const int ending[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
     struct sigaction action = {.sa_handler = on_signal};
     static struct demo d;

@@ -96,7 +96,7 @@ static uint64_t pages_unwritten(const struct file *f, uint64_t at)
     return ((data < 0 ? f->bytes : (uint64_t)data) - at) / PAGE;
 }
 
-/* Offset of a slot's header, by chance the first behind a random place; 0: there is none. */
+/* Offset of a slot's header, by chance the first after a random place; 0: there is none. */
 static uint64_t slot_find(struct oracle *o, const struct file *f)
 {
     uint64_t pages = (f->bytes - DATA) / PAGE, start = oracle_random(o) % pages;

@@ -41,7 +41,7 @@ bool kill_worker_connect(struct kill_worker *k, const struct host *h);
 bool kill_worker_dump(struct kill_worker *k, uint32_t n);
 /* Keys that were dumped before. */
 bool kill_worker_dump_again(struct kill_worker *k, uint32_t n, bool durable);
-/* Purges a namespace without blocks, so often: each writes a record beside that of the keys. */
+/* Purges a namespace without blocks, so often: each writes a record besides that of the keys. */
 void kill_worker_purges(struct kill_worker *k, unsigned n);
 /* Every key, and some that were never dumped. */
 bool kill_worker_check(struct kill_worker *k);

@@ -22,7 +22,7 @@ struct power_loss {
 };
 
 /* Makes n directories below `dir` and has every daemon that is started from now on use them. The
- * library lies beside the tests' build. */
+ * library lies next to the tests' build. */
 void power_open(struct power *p, const char *dir, unsigned n, const char *library);
 void power_close(struct power *p);
 

@@ -120,7 +120,7 @@ static void stale(bool clean, size_t skip)
     start_again();
     cr_expect_eq(load_all(first, &victim), 1u);
     cr_expect(victim);
-    /* Behind the last checkpoint an old header is where the log ended, for all that one can see. */
+    /* After the last checkpoint an old header is where the log ended, for all that one can see. */
     if (clean || skip > 0)
         cr_expect_geq(damage_seen(), 1u);
 }

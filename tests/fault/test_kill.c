@@ -136,7 +136,7 @@ static void keep_end(void)
     keep[0] = '\0';
 }
 
-/* Soon the file of names has to be written anew. */
+/* Soon the file of names has to be written again. */
 static void names_fill(void)
 {
     host_restart(&host);

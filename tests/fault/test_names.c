@@ -177,9 +177,9 @@ Test(names, without_a_tier_a_purge_waits_for_nothing)
     cr_expect_eq(hits(), 0u);
 }
 
-/* Purges until the file of names is written anew; at each point where that can be interrupted all
+/* Purges until the file of names is written again; at each point where that can be interrupted all
  * that was acknowledged stays: the other namespace's blocks are there, what was purged is not. */
-Test(names, a_file_that_is_written_anew_may_be_interrupted)
+Test(names, a_file_that_is_written_again_may_be_interrupted)
 {
     static const char *const point[] = {"ns-rewrite-begin:1", "ns-rewrite-torn:1",
                                         "ns-rewrite-torn:2", "ns-rewrite-written:1",

@@ -107,7 +107,7 @@ static void start_with_clock(void)
     int fd;
 
     if (phase && strcmp(phase, "plain") != 0)
-        cr_skip_test("nothing is preloaded beside a sanitizer");
+        cr_skip_test("nothing is preloaded alongside a sanitizer");
     host = (struct host){.nvme = true};
     host_prepare(&host);
     snprintf(library, sizeof(library), "%s", ucmd ? ucmd : "build/ucmd");

@@ -439,7 +439,7 @@ class Play:
     def inject(self, read=0, write=0, reads=0, writes=0, no_room=0):
         self.faults[:4 * 11] = bytes(44)
         self.faults[:20] = struct.pack("<5i", read, write, 0, reads, writes)
-        at = 32 + 4 + 4 + 4  # behind read_from (8 bytes, aligned), short_by, setup_error, ring_error
+        at = 32 + 4 + 4 + 4  # after read_from (8 bytes, aligned), short_by, setup_error, ring_error
         self.faults[at:at + 4] = struct.pack("<i", no_room)
 
     def damage(self):

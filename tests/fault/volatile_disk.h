@@ -52,7 +52,7 @@ struct volatile_record {
 };
 
 struct volatile_journal {
-    _Atomic uint64_t used; /* bytes of records, behind the head */
+    _Atomic uint64_t used; /* bytes of records, after the head */
     _Atomic uint64_t clock;
     _Atomic uint64_t steps; /* beginnings and ends of what was seen */
     _Atomic uint64_t writes, syncs, names;
@@ -61,8 +61,8 @@ struct volatile_journal {
     _Atomic uint64_t kill_at;      /* at this step the process dies; 0: at none */
     _Atomic uint64_t sync_us;      /* what a sync takes at most */
     _Atomic uint64_t page_read_us; /* what the read of one page takes */
-    /* So many from now on fail: syncs, behind so many good ones, with EIO, after which what they
-     * should have made final is given up; writes with write_error; reads of one page, behind so
+    /* So many from now on fail: syncs, after so many good ones, with EIO, after which what they
+     * should have made final is given up; writes with write_error; reads of one page, after so
      * many good ones, with EIO. And so many writes are short.
      */
     _Atomic uint64_t syncs_spared, syncs_failing, writes_failing, writes_short;

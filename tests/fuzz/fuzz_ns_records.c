@@ -1,5 +1,5 @@
 /* Any bytes as a tier's file of namespaces: what is whole in it is found, with its highest number,
- * the rest is passed over, and what is written behind it is found by the next start. */
+ * the rest is passed over, and what is written after it is found by the next start. */
 #include "daemon/base/log.h"
 #include "daemon/config/config.h"
 #include "daemon/format/checksum.h"

@@ -9,7 +9,7 @@ time by the clock, and of the processor time. Whatever else the machine does hit
 
 The statistic: logarithms of the ratios, their Hodges-Lehmann estimate, and the interval of Wilcoxon's signed-rank
 test, which asks nothing of their distribution but symmetry, as the random order gives. It is looked at after 16, 24,
-32, 48 ... rounds with 99.9 % each time; a case ends with the first look that decides. Daemons and workers start anew
+32, 48 ... rounds with 99.9 % each time; a case ends with the first look that decides. Daemons and workers start again
 every eight rounds: where their memory happens to lie makes some percent, which would be the same in every pair.
 
     fine       the interval of the clock's ratio and that of the processor's end below the gate

@@ -41,7 +41,7 @@
 
 static struct worker {
     char memory_directory[200], disk_directory[200], again_directory[200];
-    struct daemon memory, disk, again; /* again: started anew each time */
+    struct daemon memory, disk, again; /* again: started again each time */
     struct place large, small, tiny, new_large, new_small, on_disk;
     uint8_t *found_keys;
     uint32_t *tokens;
@@ -362,7 +362,7 @@ static const struct work {
     {"load of 16 MiB from NVMe", disk_load},
     {"prefetch of 16 MiB", disk_prefetch},
     {"restart until 4096 blocks on NVMe are found", restart},
-    {"memory beside the arena", memory},
+    {"memory besides the arena", memory},
     {"keys of 4096 blocks", hash},
 };
 #define WORKS (sizeof works / sizeof works[0])

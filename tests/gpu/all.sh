@@ -1,7 +1,7 @@
 #!/bin/sh
 # all.sh [DIRECTORY]: everything that decides about copies, in ten minutes at most, on a host with a GPU: the tests
 # of this directory by each strategy; what goes through entries, and summaries and selections, under compute-sanitizer's memcheck; then
-# ucm-bench copy, and what was measured beside the aims. Logs and figures go to DIRECTORY (.).
+# ucm-bench copy, and what was measured against the aims. Logs and figures go to DIRECTORY (.).
 # COMPUTE_SANITIZER names the program; or its wheel (nvidia-cuda-sanitizer-api) lies in sanitizer/ here.
 # SANITIZER_TOOLS="racecheck initcheck" runs more of it after the table: each with three strategies, 100 s
 # at most each time. racecheck reports ucm_attend_mla_* (zeros of part-filled tiles) and ucm_select_stream_* (tiles' numbers): it

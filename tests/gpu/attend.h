@@ -94,7 +94,8 @@ void answer_compare(const struct problem *p, const struct answer *want, const st
 void answer_same(const struct problem *p, const struct answer *want, const struct answer *got,
                  const char *what);
 
-/* All that one launch a step is asked for, and launches beside the gather, with splits of so many tiles. */
+/* All that one launch a step is asked for, and launches alongside the gather, with splits of so many
+ * tiles. */
 void test_steps_of(const struct attend_shape *shape);
 void test_beside_of(const struct attend_shape *shape, uint32_t tiles);
 void test_steps(void);

@@ -1,5 +1,5 @@
-/* Attention beside the gather, in one stream: resolve, gather, attention that waits for what is on its way. Its bits are
- * those of attention behind the gather, whatever was resident. */
+/* Attention alongside the gather, in one stream: resolve, gather, attention that waits for what is on its way. Its bits
+ * are those of attention after the gather, whatever was resident. */
 #include "tests/gpu/attend.h"
 
 #include "kernels/entries/entries_cuda.h"
@@ -221,7 +221,7 @@ void test_beside_of(const struct attend_shape *shape, uint32_t tiles)
     read_pool(&b);
     answer_reference(&b.p, &want);
     answer_compare(&b.p, &want, &behind, "behind the gather");
-    check(problem_flags(&b.p) == 0, "flags behind the gather");
+    check(problem_flags(&b.p) == 0, "flags after the gather");
     made = captured(&b);
     must(cuGraphInstantiate(&graph, made, 0), "the graph");
     must(cuGraphDestroy(made), "the graph");
@@ -235,7 +235,7 @@ void test_beside_of(const struct attend_shape *shape, uint32_t tiles)
         gpu_sync();
         answer_get(&b.p, &got);
         answer_same(&b.p, &behind, &got, "beside the gather");
-        check(problem_flags(&b.p) == 0, "flags beside the gather");
+        check(problem_flags(&b.p) == 0, "flags alongside the gather");
         gpu_get(&step, (CUdeviceptr)b.pool.step, sizeof(step));
         check(step.flags == 0 && step.misses == 0 && step.done == 0, "the gather has not ended");
     }

@@ -250,7 +250,7 @@ static void rounds_close(struct rounds *r)
     problem_close(&r->p);
 }
 
-/* ---- one list beside the C ---- */
+/* ---- one list against the C ---- */
 
 static void compare_order(const struct rounds *r)
 {
@@ -413,7 +413,7 @@ static void compare_list(const struct rounds *r, uint64_t l)
           (double)got->share);
     for (uint32_t round = 0; round <= ROUNDS; round++)
         check(round < got->rounds ? end_of(r, round, l) < n || n == 0 : end_of(r, round, l) == n,
-              "list %lu: round %u ends behind %u of %u blocks", (unsigned long)l, round,
+              "list %lu: round %u ends after %u of %u blocks", (unsigned long)l, round,
               end_of(r, round, l), n);
     if (r->stop.rule != UCM_STOP_NEVER && got->rounds > 1) {
         want = reference(r, l, end_of(r, got->rounds - 1, l), r->stop.rule, out, lse);

@@ -1,4 +1,5 @@
-/* test_decode [--few]: decode steps of libucmclient_cuda beside the C of kernels/attend, over a mapping that this program plays. */
+/* test_decode [--few]: decode steps of libucmclient_cuda against the C of kernels/attend, over a mapping that this program
+ * plays. */
 #include "tests/gpu/decode.h"
 
 #include "client/cuda/error.h"

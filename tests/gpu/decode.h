@@ -95,7 +95,7 @@ uint32_t scene_serve(struct scene *t);
 uint32_t scene_attended(struct scene *t, const struct output *out, uint32_t layer, uint32_t l,
                         uint32_t index[ROOM]);
 
-/* What the step attended, beside the C's. */
+/* What the step attended, against the C's. */
 void scene_compare(struct scene *t, const char *what);
 /* Whether the tables are whole, and each resident layer head has its block's bytes; how many there are. */
 uint32_t scene_resident(struct scene *t, const char *what);

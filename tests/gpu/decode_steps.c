@@ -160,7 +160,7 @@ static void check_aborted(struct scene *t)
         }
         scene_places(t);
         flags = scene_replay(t).flags;
-        check(flags == 0, "%s: behind a step that never ended, flags %u", t->spec.name, flags);
+        check(flags == 0, "%s: after a step that never ended, flags %u", t->spec.name, flags);
         flags = UCM_ATTEND_NO_PAGE;
         scene_resident(t, "behind a step that never ended");
         scene_compare(t, "behind a step that never ended");

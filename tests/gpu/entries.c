@@ -1,4 +1,4 @@
-/* test_entries [--few]: the pool's kernels beside the C reference; a part of the cases only. */
+/* test_entries [--few]: the pool's kernels against the C reference; a part of the cases only. */
 #include "tests/gpu/entries.h"
 
 #include <stdio.h>

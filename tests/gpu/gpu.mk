@@ -30,7 +30,7 @@ $O/gpu/test_serve: $(SERVE_OBJ) $O/obj/tests/gpu/serve_ring.o $O/libucmclient_cu
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
 GPU_TESTS += $O/gpu/test_serve
-# Kernels on a GPU beside the same in C: summaries and selections, encodings, attention.
+# Kernels on a GPU against the same in C: summaries and selections, encodings, attention.
 SPARSE_TEST_OBJ   := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/sparse*.c))
 ENCODING_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/encoding*.c))
 $O/gpu/test_sparse: $(SPARSE_TEST_OBJ) $O/libucmclient_cuda.a $O/libucmclient.a

@@ -92,7 +92,7 @@ int region_open(struct test_device *t, const struct test_layout *layout, pid_t p
                 struct device_region **out, struct ucm_error *error);
 void region_shut(struct test_device *t, struct device_region *r);
 
-/* What a worker does before and behind an OPEN of its region: it shows that the memory of its IPC handles, one
+/* What a worker does before and after an OPEN of its region: it shows that the memory of its IPC handles, one
  * allocation, is its own. Done from here, where the handle opens. */
 struct test_proof {
     bool written;

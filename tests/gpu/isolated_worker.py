@@ -89,7 +89,7 @@ def read(address):
 
 
 def event():
-    """The handle of an event behind everything so far."""
+    """The handle of an event after everything so far."""
     made, handle = c_void_p(), (ctypes.c_char * 64)()
     cu("cuEventCreate", byref(made), EVENT_FLAGS)
     cu("cuEventRecord", made, None)
@@ -104,7 +104,7 @@ class Worker:
         self.ns = self.client.namespace(Identity("isolated", "bf16", "one/1", 16, FRAGMENT, (LAYERS,)))
 
     def patiently(self, register):
-        """The daemon starts its GPUs behind the open socket."""
+        """The daemon starts its GPUs after the open socket."""
         end = time.monotonic() + PATIENCE_S
         while True:
             try:

@@ -51,7 +51,7 @@ class Gpu(unittest.TestCase):
         self.addCleanup(made.close)
         return made
 
-    def test_blocks_behind_an_event(self):
+    def test_blocks_after_an_event(self):
         """The bytes are those that kernels write that were started before the event."""
         a, b, store, names = cache(), cache(), self.store(), ids(8, "e")
         slow = torch.randn(8192, 8192, device="cuda")
@@ -84,7 +84,7 @@ class Gpu(unittest.TestCase):
     def test_tensors_that_lie_anyhow_are_refused(self):
         store = self.store(layers=2)
         spread = [[torch.zeros(PIECE + 512 * i, device="cuda", dtype=torch.uint8) for _ in range(4)] for i in range(60)]
-        with self.assertRaisesRegex(RuntimeError, "memory of a GPU whose blocks do not lie one behind another"):
+        with self.assertRaisesRegex(RuntimeError, "memory of a GPU whose blocks do not lie one after another"):
             store.dump(ids(60, "t"), [0] * 60, spread)
 
     def test_tensorrt(self):

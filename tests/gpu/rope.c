@@ -1,4 +1,4 @@
-/* test_rope [--few]: loads with position shifts on a GPU beside the same in C. */
+/* test_rope [--few]: loads with position shifts on a GPU against the same in C. */
 #include "kernels/rope/rope_cuda.h"
 #include "tests/gpu/compare.h"
 
@@ -98,7 +98,7 @@ struct load {
     struct work w;
 };
 
-/* K with other bytes before and behind it, and V, whose pages follow K's; all of it `shift` bytes
+/* K with other bytes before and after it, and V, whose pages follow K's; all of it `shift` bytes
  * from where it would be aligned. */
 static void load_place(struct load *l, const struct ucm_rope_spec *spec, const struct shape *shape,
                        uint32_t shift)

@@ -1,7 +1,7 @@
 /* The main job on a GPU, through the real daemon and client library: one process dumps its CUDA memory
  * and ends, another loads it into its own, bit for bit, while a third is killed in the middle of a dump.
  *
- * usage: test_serve (starts $UCMD, default ucmd beside it); the roles are processes of their own, since
+ * usage: test_serve (starts $UCMD, default ucmd next to it); the roles are processes of their own, since
  * a process can't open its own IPC handle. */
 #include "tests/gpu/serve.h"
 
@@ -222,11 +222,11 @@ static int test_main(void)
     check(c != NULL, "the daemon answers");
     if (!c)
         return 1;
-    check(role_ends(role_start("produce", NULL)), "a worker dumps behind its event and ends");
+    check(role_ends(role_start("produce", NULL)), "a worker dumps after its event and ends");
     check(role_ends(role_start("consume", NULL)), "another loads it, bit for bit");
-    check(role_ends(role_start("produce-layers", NULL)), "a worker dumps layer by layer, each behind its event");
+    check(role_ends(role_start("produce-layers", NULL)), "a worker dumps layer by layer, each after its event");
     check(role_ends(role_start("consume-layers", NULL)), "each layer of a load lies there when it is reported");
-    check(role_ends(role_start("consume-stream", NULL)), "kernels behind a stream's waits see each layer");
+    check(role_ends(role_start("consume-stream", NULL)), "kernels after a stream's waits see each layer");
     check(role_ends(role_start("encoded", NULL)), "blocks stored encoded come back as the C reference decodes them");
     check(role_ends(role_start("encoded-hangs", NULL)), "and to a worker that stops in the middle of its loads");
     if (staged())
@@ -240,7 +240,7 @@ static int test_main(void)
     start = now_s();
     kill(victim, SIGKILL);
     waitpid(victim, &status, 0);
-    check(role_ends(consumer), "a load beside it, over its death, is right");
+    check(role_ends(consumer), "a load alongside it, over its death, is right");
     while (now_s() < start + 10) {
         after = free_bytes();
         if (after + (64u << 20) > before)

@@ -145,7 +145,7 @@ static uint32_t found(struct ucm_namespace *ns, unsigned first)
     return hits;
 }
 
-/* As a forward pass stores them: each layer's event and dump behind the layer. */
+/* As a forward pass stores them: each layer's event and dump after the layer. */
 static void dump_layers(struct worker *w, unsigned first, uint32_t n_raw)
 {
     std::vector<uint8_t> keys;

@@ -32,7 +32,7 @@ int role_consume(void)
     return differ ? 1 : 0;
 }
 
-/* A forward pass: each layer's kernel, an event of its own behind it, and its dump, one after another.
+/* A forward pass: each layer's kernel, an event of its own after it, and its dump, one after another.
  * No block may be found before the last layer is stored. */
 int role_produce_layers(void)
 {

@@ -1,4 +1,4 @@
-/* Roles whose streams wait for a load's layers, with kernels behind each wait. */
+/* Roles whose streams wait for a load's layers, with kernels after each wait. */
 #include "tests/gpu/serve.h"
 
 #include <signal.h>
@@ -66,12 +66,12 @@ static void streamer_open(struct streamer *s)
         need_cuda(ucm_cuda_open(s->w.client, (const uint8_t *)prop.uuid.bytes, NULL, 30000, &s->cuda), "copy_agent");
     need(cudaMallocHost(&s->differ, FLIGHT * sizeof(*s->differ)) == cudaSuccess, "cudaMallocHost");
     memset(s->differ, 0, FLIGHT * sizeof(*s->differ));
-    /* Loaded lazily behind a stream that waits, it would hold up this thread. */
+    /* Loaded lazily after a stream that waits, it would hold up this thread. */
     layer_differs<<<1, 1, 0, s->w.stream>>>(s->w.kv, 0, 0, s->differ);
     need(cudaStreamSynchronize(s->w.stream) == cudaSuccess, "the kernel is loaded");
 }
 
-/* A layer-wise load, and all that a forward pass enqueues behind its layers. */
+/* A layer-wise load, and all that a forward pass enqueues after its layers. */
 static struct ucm_task *load_begin(struct streamer *s, unsigned *differ)
 {
     std::vector<uint8_t> keys;
@@ -112,7 +112,7 @@ int role_consume_stream(void)
         ucm_task_free(task);
     }
     differ = *s.differ;
-    fprintf(stderr, "     loads behind stream waits: enqueued in %.0f us, done after %.0f us, %u words differ\n",
+    fprintf(stderr, "     loads after stream waits: enqueued in %.0f us, done after %.0f us, %u words differ\n",
             enqueued_s / ROUNDS * 1e6, done_s / ROUNDS * 1e6, differ);
     if (s.cuda != s.w.cuda)
         need_cuda(ucm_cuda_close(s.cuda, -1), "the waits' copy agent closes");

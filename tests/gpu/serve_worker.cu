@@ -145,7 +145,7 @@ void worker_register(struct worker *w)
     for (double end = now_s() + 30;;) {
         int rc = region_register(w, &spec);
 
-        /* The daemon starts its GPUs behind the open socket. */
+        /* The daemon starts its GPUs after the open socket. */
         if (rc != -UCM_EBUSY || now_s() > end) {
             need(rc == 0, "region");
             break;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Loads that re-rotate K into GPU memory, through a daemon and its clients: bits beside those of a region in host memory.
+"""Loads that re-rotate K into GPU memory, through a daemon and its clients: bits besides those of a region in host memory.
 
 shifted.py [staged|sm|dma|auto]
 

@@ -288,7 +288,7 @@ static bool list_equal(const struct problem *p, const struct lists *want, const 
                          (double)want->score[first + i]);
     for (size_t i = n; i < p->info.room; i++)
         if (got->index[first + i] != UCM_CUDA_SELECT_NONE)
-            return check(false, "%s: list %zu has %u behind its end", problem_name(p), list,
+            return check(false, "%s: list %zu has %u past its end", problem_name(p), list,
                          got->index[first + i]);
     return true;
 }
@@ -491,7 +491,7 @@ void test_selections(void)
     many_candidates(0.4);
 }
 
-/* A captured launch, replayed with other contents; and beside another one that takes the whole GPU. */
+/* A captured launch, replayed with other contents; and alongside another one that takes the whole GPU. */
 void test_graphs(void)
 {
     struct problem p = {.region = 500};

@@ -57,7 +57,7 @@ static CUresult gpu_find(const uint8_t uuid[UCM_UUID_BYTES], CUdevice *dev)
     return r == CUDA_SUCCESS ? CUDA_ERROR_INVALID_DEVICE : r;
 }
 
-/* A handle's memory, open beside the device's own opening. */
+/* A handle's memory, open alongside the device's own opening. */
 struct opened {
     CUdevice dev;
     CUdeviceptr at;

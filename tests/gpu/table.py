@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""table.py COPY.JSON...: what `ucm-bench copy --json` measured, a line a case, beside what is aimed at.
+"""table.py COPY.JSON...: what `ucm-bench copy --json` measured, a line a case, against what is aimed at.
 
 A figure by fragment is the worst of the fragments of the case. Of several files each adds what it has.
 """
@@ -9,7 +9,7 @@ import sys
 
 KIB = 1024
 ALONE, WITH = ("dma", "sm", "auto"), ("staged", "auto+ring")
-BUS = "chain's p99 beside one DMA, to alone"
+BUS = "chain's p99 alongside one DMA, to alone"
 # name, aim, more is better, fragments from, to, strategies, figure of a row
 CASES = [
     ("idle, load", 0.97, True, 4 * KIB, None, ALONE + WITH, lambda r: r["idle_load"]["ratio"]),
@@ -39,7 +39,7 @@ def cell(rows, case, strategy):
         if row["strategy"] == strategy and strategy in strategies and first <= row["fragment"] <= (last or row["fragment"]):
             try:
                 found.append(figure(row))
-            except KeyError:  # measured without a worker beside
+            except KeyError:  # measured without a worker alongside
                 pass
     if not found:
         return "-"
@@ -69,7 +69,7 @@ def main(paths):
     for case in CASES:
         print(f"{case[0]:42} {case[1]:5.2f}" + "".join(f"{cell(rows, case, s):>11}" for s in order))
     if bus:
-        print(f"{'    beside a plain DMA of the worker':42} {'':5} {max(bus):10.2f}")
+        print(f"{'    against a plain DMA of the worker':42} {'':5} {max(bus):10.2f}")
     for strategy, figure in figures:
         value = figure["ratio"]
         print(f"{figure['name'] + ', ' + strategy:42} {figure['target']:5.2f} {value:10.2f}{'' if figure['met'] else ' !'}")

@@ -1,4 +1,4 @@
-/* Copies are bit for bit what the reference makes, in every layout; dumps are ordered behind
+/* Copies are bit for bit what the reference makes, in every layout; dumps are ordered after
  * events; full queues keep every block's bytes apart. */
 #include "tests/gpu/harness.h"
 
@@ -300,7 +300,7 @@ static void test_event_order(struct device_region *r)
         wrong += j.status != 0 || memcmp(t.slots, a.shared, MEMORY) != 0;
     }
     CHECK(wrong == 0 && early == 0,
-          "12 dumps behind events store the final bytes (%u wrong, %u early)", wrong, early);
+          "12 dumps after events store the final bytes (%u wrong, %u early)", wrong, early);
 }
 
 /* What an event costs: it is opened, asked, and its worker looked for twice. */
@@ -321,11 +321,11 @@ static void test_event_cost(struct device_region *r)
         (void)job_run(&t, &j);
         *(i % 2 ? &with : &without) += uv_hrtime() - begin;
     }
-    printf("INFO  a dump of 1 MiB takes %.0f us, behind a signalled event %.0f us\n",
+    printf("INFO  a dump of 1 MiB takes %.0f us, after a signalled event %.0f us\n",
            (double)without / 1e5, (double)with / 1e5);
 }
 
-/* Two dumps that wait for one event, which is recorded anew between them. */
+/* Two dumps that wait for one event, which is recorded again between them. */
 static void test_event_again(struct device_region *r)
 {
     struct ucm_copy_item items[32];
@@ -347,7 +347,7 @@ static void test_event_again(struct device_region *r)
     k.job.deadline_ms = now_ms(&t) + 10000;
     job_submit(&t, &k);
     CHECK(job_wait(&t, &k) == 0 && job_wait(&t, &j) == 0 && memcmp(t.slots, a.shared, MEMORY) == 0,
-          "one event for two dumps, recorded anew: %s", k.job.error.text);
+          "one event for two dumps, recorded again: %s", k.job.error.text);
 }
 
 /* ---- many jobs ---- */
@@ -388,7 +388,7 @@ static void test_many(struct device_region *from, struct device_region *to,
     free(jobs);
 }
 
-/* A load of 1 MiB behind 24 MiB, many times over, of less urgent dumps or loads: where four loads
+/* A load of 1 MiB after 24 MiB, many times over, of less urgent dumps or loads: where four loads
  * are still to end, three times what is enqueued ahead, it overtakes the last of them. */
 static void test_urgent(struct device_region *r)
 {
@@ -422,7 +422,7 @@ static void test_urgent(struct device_region *r)
         overtook += waits && urgent.done_ns < many[7].done_ns;
     }
     CHECK(judged - overtook <= 1, /* the host may have looked away for as long as four loads take */
-          "an urgent load overtakes others (%u of %u): at worst %.0f us behind loads, %.0f behind "
+          "an urgent load overtakes others (%u of %u): at worst %.0f us after loads, %.0f after "
           "dumps",
           overtook, judged, worst_us[0], worst_us[1]);
 }
@@ -472,7 +472,7 @@ int main(int argc, char **argv)
     CHECK(worker_do(&a, WORKER_ALLOC_IPC, MEMORY, 0, 0), "worker allocates");
     memcpy(ipc_a, a.reply.handle, 64);
     CHECK(worker_do(&b, WORKER_ALLOC_IPC, MEMORY, 4096 + 16, 0),
-          "worker allocates behind an offset");
+          "worker allocates after an offset");
     memcpy(ipc_b, b.reply.handle, 64);
     test_layouts(ipc_a, 0, ipc_b, 4096 + 16);
     worker_do(&b, WORKER_FREE, 0, 0, 0);

@@ -251,11 +251,11 @@ static void test_event_never(struct test_worker *w, struct device_region *r)
         bad += j.status != 0;
         worst = uv_hrtime() - start > worst ? uv_hrtime() - start : worst;
     }
-    CHECK(bad == 0 && !never.done, "others go on beside an event that never comes (worst %.2f ms)",
-          (double)worst / 1e6);
+    CHECK(bad == 0 && !never.done,
+          "others go on alongside an event that never comes (worst %.2f ms)", (double)worst / 1e6);
     for (unsigned i = 0; i < 100; i++)
         bad += job_wait(&t, &many[i]) != -ETIMEDOUT;
-    CHECK(bad == 0, "100 dumps behind it end at their deadlines");
+    CHECK(bad == 0, "100 dumps after it end at their deadlines");
     bad += job_wait(&t, &never) != -ETIMEDOUT;
     CHECK(bad == 0, "the last one too, after %.0f ms: %s", (double)(uv_hrtime() - begin) / 1e6,
           never.job.error.text);

@@ -9,15 +9,15 @@
 
 enum worker_op {
     WORKER_HELLO,     /* handle: the GPU's UUID */
-    WORKER_ALLOC_IPC, /* bytes behind offset; handle */
+    WORKER_ALLOC_IPC, /* bytes after offset; handle */
     WORKER_ALLOC_VMM, /* bytes; a descriptor follows */
     WORKER_FREE,      /* the allocation */
     WORKER_WRITE,     /* shared memory to the allocation */
     WORKER_READ,      /* the allocation to shared memory */
     WORKER_EVENT, /* after ms: a kernel that copies shared memory to the allocation, then an event;
                      handle */
-    WORKER_EVENT_AGAIN,   /* records the same event anew, behind the same */
-    WORKER_EVENT_NEVER,   /* the same behind a kernel that ends with WORKER_RELEASE; handle */
+    WORKER_EVENT_AGAIN,   /* records the same event again, after the same */
+    WORKER_EVENT_NEVER,   /* the same after a kernel that ends with WORKER_RELEASE; handle */
     WORKER_EVENT_FAULT,   /* after ms the kernel traps; handle */
     WORKER_EVENT_DESTROY, /* the event */
     WORKER_RELEASE,

@@ -6,7 +6,7 @@
 struct inject {
     int read_error, write_error, sync_error; /* errno, or 0 */
     int reads, writes;                       /* so many calls fail; negative: all */
-    long read_from;                          /* pread() fails at this offset and behind it only */
+    long read_from;                          /* pread() fails at this offset and after it only */
     int short_by;                            /* transfers end early by so many bytes */
     int setup_error;                         /* of making a ring */
     int ring_error;                          /* of all that a ring completes */

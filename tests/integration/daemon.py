@@ -47,7 +47,7 @@ def listens(path):
 
 
 def halt(pid):
-    """Stops it by SIGSTOP, and returns when none of its threads runs. Behind kill() alone they go on for as long as the one that the signal
+    """Stops it by SIGSTOP, and returns when none of its threads runs. After kill() alone they go on for as long as the one that the signal
     was given to waits for a core."""
     os.kill(pid, signal.SIGSTOP)
     until, directory = time.monotonic() + TIMEOUT_S, f"/proc/{pid}/task"

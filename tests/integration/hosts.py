@@ -20,7 +20,7 @@ NFS_PORT, MOUNT_PORT = 22049, 22048
 SERVER_IP = "10.77.0.1"
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/usr/bin:/sbin:/bin"
 GANESHA, RPCBIND = shutil.which("ganesha.nfsd", path=PATH), shutil.which("rpcbind", path=PATH)
-# Ganesha's way to directories, if it was brought along beside it.
+# Ganesha's way to directories, if it was brought along next to it.
 PLUGINS = os.path.dirname(GANESHA) if GANESHA and os.path.exists(os.path.join(os.path.dirname(GANESHA), "libfsalvfs.so")) else None
 CONFIG = """
 NFS_CORE_PARAM {{

@@ -280,7 +280,7 @@ class Client:
 
 
 class Region:
-    """Blocks of one part in a memfd, one behind the other."""
+    """Blocks of one part in a memfd, one after the other."""
 
     def __init__(self, client, ns, identity, blocks, part=0):
         layers, self.client = identity["layers"][part], client
@@ -316,8 +316,8 @@ class Region:
 
 
 class Pool:
-    """Slots of single layers in a memfd, one behind the other. sections: how many planes a layer has. apart: each of them
-    has all slots behind one another."""
+    """Slots of single layers in a memfd, one after the other. sections: how many planes a layer has. apart: each of them
+    has all slots one after another."""
 
     def __init__(self, client, ns, layer_bytes, slots, part=0, sections=1, apart=False):
         self.client, self.size, fragment = client, layer_bytes, layer_bytes // sections

@@ -26,7 +26,7 @@ struct store_kind {
     void (*serve)(void);
     /* Of a request for what the store has at `path` in the test's part of it. */
     void (*url)(const char *path, char out[700]);
-    /* NULL, or adds what authorizes it; the list is freed behind the request. */
+    /* NULL, or adds what authorizes it; the list is freed after the request. */
     struct curl_slist *(*authorize)(CURL *easy);
 };
 static const struct store_kind store_kind;

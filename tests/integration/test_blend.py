@@ -54,7 +54,7 @@ def found(n, spans, prefix=0, lacking=()):
 
 class Plans(unittest.TestCase):
     def check_covers(self, plan):
-        """Each token behind the prefix is computed or reused, and one of them only."""
+        """Each token after the prefix is computed or reused, and one of them only."""
         self.assertEqual(sorted(plan.compute + plan.reused), list(range(plan.prefix, plan.n_tokens)))
         self.assertIn(plan.n_tokens - 1, plan.compute)
         held = {p for load in plan.loads for p in range(load.position, load.position + B)}
@@ -73,7 +73,7 @@ class Plans(unittest.TestCase):
         plan = blend.plan(found(200, [Span(16, 66), Span(96, 176)]), First(16))
         self.check_covers(plan)
         self.assertEqual([(s.count, s.old, s.new) for s in plan.segments], [(2, 16, 32), (4, 16, 112)])
-        self.assertEqual(plan.exact, 32, "the first 16 tokens are computed behind what is exact")
+        self.assertEqual(plan.exact, 32, "the first 16 tokens are computed after what is exact")
 
     def test_a_chunk_at_the_beginning_is_exact(self):
         plan = blend.plan(found(200, [Span(0, 50), Span(64, 144)]), First(16))
@@ -307,7 +307,7 @@ class Storing(DaemonCase):
         n = len(tokens) // B
         self.assertTrue(self.pages.store(plan, tokens, 0, range(n)).wait().all_ok)
 
-    def test_a_chunk_is_found_behind_any_beginning(self):
+    def test_a_chunk_is_found_after_any_beginning(self):
         self.store(A)
         self.store(C)
         for tokens in (A + SEPARATOR + C + QUESTION, C + SEPARATOR + A + SEPARATOR + QUESTION, QUESTION + SEPARATOR + A):
@@ -337,7 +337,7 @@ class Storing(DaemonCase):
         with self.assertRaisesRegex(BlendedError, "chunk 0 begins at token 16"):
             self.pages.store(plan, tokens, 0, range(3))
         with self.assertRaisesRegex(BlendedError, "chunk 1 begins at token 80"):
-            self.pages.store(plan, tokens, 1, range(5))  # computed in full, but behind what is blended
+            self.pages.store(plan, tokens, 1, range(5))  # computed in full, but after what is blended
         prefixes = self.client.namespace(self.identity)
         region = prefixes.register([self.shared.memory()], self.planes, blocks=BLOCKS)
         names = [keys.sha256_chain(tokens, B)[i:i + 32] for i in range(0, 10 * 32, 32)]

@@ -470,7 +470,7 @@ class Containers(Configured):
         self.addCleanup(self.end)
 
     def seen(self, *before, **options):
-        """The tenant, and whether it is an operator, of a client that runs behind these words."""
+        """The tenant, and whether it is an operator, of a client that runs after these words."""
         done = subprocess.run([*before, UCMCTL, "--socket", self.daemon.socket, "status", "--json"], capture_output=True,
                               text=True, timeout=TIMEOUT_S, check=False, **options)
         if done.returncode == 1 and "unshare" in done.stderr:
@@ -522,7 +522,7 @@ class Containers(Configured):
             finally:
                 start = time.monotonic()
                 os.kill(self.daemon.process.pid, signal.SIGCONT)
-            self.assertEqual(self.seen(), ("uid:0", True))  # behind all of them
+            self.assertEqual(self.seen(), ("uid:0", True))  # after all of them
             took_ms = (time.monotonic() - start) * 1000
             seen, words = client.communicate(timeout=TIMEOUT_S)
             if b"unshare" in words:

@@ -375,7 +375,7 @@ class Served(unittest.TestCase):
         self.assertEqual(list(decoder.missing), [])
 
     def test_pins(self):
-        """What is copied within DRAM is waited for; what is read comes beside the steps, some blocks in each."""
+        """What is copied within DRAM is waited for; what is read comes alongside the steps, some blocks in each."""
         asked, answers = [], []
 
         def ref(registered, first, n, *, priority, deadline, timeout):
@@ -405,7 +405,7 @@ class Served(unittest.TestCase):
             decoder._pin(a)
             self.assertEqual((a.referenced, a.below, asked[-1]), (800, False, (700, 100, 7)), "no room: whoever misses them asks again")
 
-    def test_pins_beside_a_step(self):
+    def test_pins_alongside_a_step(self):
         """Nothing is waited for longer than was said, nothing counts before the step is over, and in vain is asked less and less often."""
         asked, answers = [], []
 

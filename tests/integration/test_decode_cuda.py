@@ -439,7 +439,7 @@ class Decoders(unittest.TestCase):
         self.assertEqual((self.steps.calls[-1][0], self.steps.calls[-1][1], a.referenced, a.below), ("places", [0, 1, 2, 5], 3, False))
 
     def test_a_sequence_that_another_thread_brought(self):
-        """It serves a new sequence, but not behind a reconnect."""
+        """It serves a new sequence, but not after a reconnect."""
         decoder, _ = self.mapped()
         decoder.close("b")
         connection_epoch = decoder.source.ns.client.connection_epoch

@@ -240,7 +240,7 @@ class OnGpu(unittest.TestCase):
     eventually = staticmethod(until)
 
     def mapped(self, both):
-        """All blocks are in the mapping now: the daemon copies them there beside what others ask of it."""
+        """All blocks are in the mapping now: the daemon copies them there alongside what others ask of it."""
         def all_pinned():
             both.decoder.update()
             return all(sequence.referenced == CANDIDATES for sequence in both.decoder.sequences.values())

@@ -49,7 +49,7 @@ class Age(OwnDaemons, Case):
         return left, tier["used_bytes"] / tier["capacity_bytes"]
 
     def test_while_there_is_room_all_stays(self):
-        """24 segments, five of which each start begins anew: what lies in them, half full at most, comes together."""
+        """24 segments, five of which each start begins again: what lies in them, half full at most, comes together."""
         left, used = self.rounds(12)
         self.assertLess(used, 0.75)
         self.assertEqual(left, [len(SIZES) * BLOCKS] * 12)

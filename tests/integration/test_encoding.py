@@ -392,7 +392,7 @@ class Fleet(EncodingCase):
 
 
 class Random(EncodingCase):
-    """Random requests beside a model of what each key may hold: what a load brings is one of it, in the form that was stored."""
+    """Random requests against a model of what each key may hold: what a load brings is one of it, in the form that was stored."""
     options = {"arena.size": f"{max(64, 2 * 700 * BLOCK >> 20)}MiB"}
 
     def test_random_requests(self):

@@ -53,7 +53,7 @@ class Thief(Encrypted):
         self.assertEqual(self.load(list(kv)), [MISS] * BLOCKS)
 
 
-    def test_finds_nothing_behind_blocks_of_others(self):
+    def test_finds_nothing_after_blocks_of_others(self):
         """A part goes to the disk with its slot's padding; the slot was this tenant's before."""
         self.start([f"uid:0 file:{self.key_file}"], identity=dict(DEMO, layers=[LAYERS], layer_bytes=PAGE))
         self.store()
@@ -159,7 +159,7 @@ class Damage(Encrypted):
 
 class Restored(Encrypted):
     def test_a_backup_that_is_restored_repeats_no_nonce(self):
-        """Disk, secrets and counters go back, and the daemon writes the same blocks anew, with the same numbers: under other keys."""
+        """Disk, secrets and counters go back, and the daemon writes the same blocks again, with the same numbers: under other keys."""
         self.start()
         self.store(range(2))
         self.assertEqual(self.daemon.stop(), 0)

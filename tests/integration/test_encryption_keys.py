@@ -154,7 +154,7 @@ class Keys(Encrypted):
         self.assertEqual(self.encrypted(), [0, 0])
 
     def test_what_waits_for_a_key_outlives_its_namespace_s_place(self):
-        """Nobody has the namespace open, others take its place, the list of namespaces is written anew: its secret stays."""
+        """Nobody has the namespace open, others take its place, the list of namespaces is written again: its secret stays."""
         few = {"limits.namespaces": 4, "limits.namespaces_per_tenant": 4}
         self.start(**few)
         kv = self.store()
@@ -288,7 +288,7 @@ class Keys(Encrypted):
         self.fill(0, 51)
         self.assertEqual(self.region.dump([51], [0]), [OK], "with the keys of before")
         self.settled(self.client, self.ns)
-        self.assertEqual(self.daemon.stop(), 0, "an orderly end beside a thread that hangs")
+        self.assertEqual(self.daemon.stop(), 0, "an orderly end alongside a thread that hangs")
         os.close(held)
         self.start()
         self.loads(kv)

@@ -296,7 +296,7 @@ class Shared(Encrypted):
 
 
 class Secrets(Encrypted):
-    """Two hosts with a directory of secrets, beside the root, of which no snapshots are kept."""
+    """Two hosts with a directory of secrets, alongside the root, of which no snapshots are kept."""
 
     def setUp(self):
         super().setUp()
@@ -410,7 +410,7 @@ class Secrets(Encrypted):
                 self.loads(other, kv)
             elif self.secret() != old:
                 other.fill(1)
-                self.assertEqual(other.region.dump([50], [0]), [OK])  # behind its secret
+                self.assertEqual(other.region.dump([50], [0]), [OK])  # after its secret
                 self.assertNotIn(OK, other.load(*range(BLOCKS)))
             other.client.call("namespace.purge", ns=other.ns)
             for writer in (first, other):

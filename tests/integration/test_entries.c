@@ -336,7 +336,7 @@ Test(entries, a_file_is_verified_and_salvaged_without_a_daemon)
     offline_is_as_good_as_in_a_directory(image);
 }
 
-/* Beside a directory; another name of the device is the same device. */
+/* Alongside a directory; another name of the device is the same device. */
 Test(entries, with_a_directory_and_under_another_name)
 {
     char out[256], link[96];

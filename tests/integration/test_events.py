@@ -177,7 +177,7 @@ class Daemons(OwnDaemons, Case):
         for method, params in (("events", {}), ("events.list", {"ns": ns}), ("events.describe", {"ns": ns, "keys": keys(1), "tokens": tokens(1)})):
             self.assertIn("events.memory", self.refused(UNSUPPORTED, client.call, method, **params).args[2])
 
-    def test_another_start_lists_what_is_there_and_numbers_anew(self):
+    def test_another_start_lists_what_is_there_and_numbers_again(self):
         client = self.start(**{"events.memory": "1MiB"})
         ns = client.open(DEMO)
         first = client.call("events", since=END)

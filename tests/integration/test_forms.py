@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Blocks in two forms, asked for in every order of calls, beside another tenant's blocks: whoever gets bytes gets those of the block that
+"""Blocks in two forms, asked for in every order of calls, alongside another tenant's blocks: whoever gets bytes gets those of the block that
 he named, in the form of his pages, and nothing else of the arena.
 
 $UCM_ENCODING_GPU: pages and pools lie on a GPU, as encoding_case.py says; with "ring" those of bytes have a copy agent, too."""

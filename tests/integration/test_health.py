@@ -169,7 +169,7 @@ class Health(OwnDaemons, Case):
 
     # ---- degraded and recovering ----
 
-    def test_it_recovers_beside_what_else_is_wrong(self):
+    def test_it_recovers_alongside_what_else_is_wrong(self):
         client = self.start()
         ns, _ = self.stored(client, range(8))
         self.settled(client, ns)

@@ -360,7 +360,7 @@ Test(keep, no_part_with_other_bytes_is_served)
     cr_expect_eq(metric(w.client, "load_blocks_nvme"), 16u);
 }
 
-/* A snapshot that somebody saved and puts back behind a run that was killed. */
+/* A snapshot that somebody saved and puts back after a run that was killed. */
 Test(keep, a_stale_snapshot_brings_no_wrong_byte)
 {
     static uint8_t bytes[1 << 20];

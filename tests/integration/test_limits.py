@@ -45,7 +45,7 @@ class Flood(Case):
             except Refused as e:
                 return clients, e.args[2]
             except (Closed, BrokenPipeError):
-                continue  # the sentence was lost, as there was a request behind it
+                continue  # the sentence was lost, as there was a request after it
             clients.append(client)
         self.fail(f"nothing stopped uid {uid}")
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Lookup tables: an outsider who reads one as docs/design/mappings.md says, and the client library, beside lookups: through the tiers,
+"""Lookup tables: an outsider who reads one as docs/design/mappings.md says, and the client library, alongside lookups: through the tiers,
 growth, a daemon that ends or is killed, and clients that would write."""
 
 import contextlib

@@ -230,7 +230,7 @@ class Tenants(OwnDaemons, Case):
         return client, ns, SharedMapping(client, ns), sequence, kv
 
     def test_more_slabs_than_an_answer_names(self):
-        """A frame carries 64 descriptors: the places behind those come with the next answer."""
+        """A frame carries 64 descriptors: the places after those come with the next answer."""
         blocks, part = 70, 640 << 10
         self.start(**{"mapping.size": f"{blocks}MiB", "arena.size": "192MiB", "nvme": False})
         client, identity = self.client(), dict(IDENTITY, model=self.id(), layers=[1], layer_bytes=part)

@@ -44,7 +44,7 @@ def families(text):
             assert match, line
             name, labels, value = match.groups()
             base = re.sub("_(bucket|sum|count)$", "", name) if family.kind == "histogram" else name
-            assert base == family.name, f"{line} stands behind {family.name}"
+            assert base == family.name, f"{line} stands after {family.name}"
             assert (name, labels) not in family.samples, line
             family.samples[name, labels] = float(value)
     return result
@@ -185,7 +185,7 @@ class Exposition(unittest.TestCase):
 
 
 class Page(unittest.TestCase):
-    """docs/metrics.md beside the shipped alerts; tests/unit/proto/test_metrics_docs.c compares it with the tables."""
+    """docs/metrics.md against the shipped alerts; tests/unit/proto/test_metrics_docs.c compares it with the tables."""
 
     def test_each_alert_stands_with_the_metrics_that_it_looks_at(self):
         rows = {}

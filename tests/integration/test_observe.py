@@ -50,7 +50,7 @@ def address_of(daemon):
 
 
 def serving(**options):
-    """A daemon that has begun to listen for monitoring, too, which it does behind its own socket."""
+    """A daemon that has begun to listen for monitoring, too, which it does after its own socket."""
     daemon = Daemon(**options)
     try:
         until(lambda: " server serving " in daemon.log(), lambda: daemon.log())
@@ -136,7 +136,7 @@ class Listener(unittest.TestCase):
                                f"metrics.listen={address}", "--set", "device.cuda=off"], capture_output=True, text=True,
                               timeout=TIMEOUT_S, check=False)
 
-    def test_a_check_beside_a_running_daemon_says_nothing(self):
+    def test_a_check_alongside_a_running_daemon_says_nothing(self):
         daemon = self.daemon(**{"metrics.listen": "0"})
         check = self.check(daemon, address_of(daemon))
         self.assertEqual((check.returncode, check.stderr), (0, ""))
@@ -323,7 +323,7 @@ class RealPrometheus(unittest.TestCase):
             self.fail(f"there is no metric {name}: {expression}")
 
     def sometimes(self):
-        """Families that a daemon shows only with something behind them, which this one lacks."""
+        """Families that a daemon shows only with something after them, which this one lacks."""
         text = (TOP / "proto/metrics/exposition.c").read_text()
         return set(re.findall(r'"(ucmd_reuse_hit_ratio)"', text))
 

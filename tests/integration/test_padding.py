@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""What lies on disks and shared roots behind a part's bytes: nothing that a slot held before, which was another tenant's."""
+"""What lies on disks and shared roots after a part's bytes: nothing that a slot held before, which was another tenant's."""
 
 import faulthandler
 import os
@@ -11,7 +11,7 @@ from second_client import DEMO, OK, OTHER_UID, Case, Client, Daemon, OwnDaemons,
 
 SUITE_TIMEOUT_S = 120
 PAGE, BLOCKS = 4096, 48
-LAYERS, LAYER = 3, 4099  # a part ends 9 bytes behind a page
+LAYERS, LAYER = 3, 4099  # a part ends 9 bytes after a page
 PART = LAYERS * LAYER
 FULL = 5461  # and this one a byte before the same page's end
 MARK = b"the other one's!"
@@ -52,7 +52,7 @@ class Padding(OwnDaemons, Case):
         return kv
 
     def padded(self, kv):
-        """Each part is on the disk, and nothing behind it."""
+        """Each part is on the disk, and nothing after it."""
         with open(os.path.join(self.daemon.store, "ucmd.cache"), "rb") as file:
             data = file.read()
         for part in kv:

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Manual pages and shell completion as `make` writes them: complete, clean, and right in a real shell.
 
-They lie in pages/ beside $UCMCTL. Shells that are not installed are left out."""
+They lie in pages/ next to $UCMCTL. Shells that are not installed are left out."""
 
 import os
 import pathlib

@@ -419,7 +419,7 @@ class Trouble(test_page_store.Case):
             self.each(plugins, after)
 
     def test_an_engine_that_waits_no_longer(self):
-        """What an engine waits for ends when its wait does, also where the transfer may take longer, behind others for example."""
+        """What an engine waits for ends when its wait does, also where the transfer may take longer, after others for example."""
         from ucmclient.engine.trtllm import connector as trtllm
         from ucmclient.engine.ucm import core as ucm
         from ucmclient.engine.vllm import tier

@@ -57,7 +57,7 @@ def with_driver(**more):
 
 
 def ready(daemon):
-    """The daemon starts its GPUs behind the open socket."""
+    """The daemon starts its GPUs after the open socket."""
     client = Client(daemon)
     daemon.until(lambda: any(one["cuda"] for one in client.call("stats")["devices"]), "has no GPU")
     client.close()

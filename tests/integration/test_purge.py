@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """What nobody gets once a purge, or an eviction by name, is answered: blocks that others still hold, by no method, until those
-let go of them; and what is stored anew is found."""
+let go of them; and what is stored again is found."""
 
 import faulthandler
 import os

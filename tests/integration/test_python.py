@@ -32,7 +32,7 @@ SUITE_TIMEOUT_S = 280
 LAYERS, FRAGMENT, BLOCKS = 3, 8192, 32
 
 
-#: Prints what three calls gave, of which each began before the client was closed and reached the library behind that.
+#: Prints what three calls gave, of which each began before the client was closed and reached the library after that.
 ABOUT_TO_CALL = """
 import sys, threading
 from unittest import mock

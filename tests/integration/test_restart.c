@@ -110,7 +110,7 @@ Test(restart, without_its_names_the_cache_is_empty_and_works)
     worker_expect(&w, 0, BLOCKS);
 }
 
-/* A torn record in front: what comes later is appended behind the last whole one. */
+/* A torn record in front: what comes later is appended after the last whole one. */
 Test(restart, damaged_names_are_passed_over)
 {
     char path[128], junk[4096];
@@ -259,7 +259,7 @@ static void stop_kill_with_old_checkpoint(struct host *h)
     close(fd);
 }
 
-Test(restart, the_tail_behind_a_checkpoint_is_scanned)
+Test(restart, the_tail_after_a_checkpoint_is_scanned)
 {
     open_host();
     worker_store(&w, 0, BLOCKS);

@@ -166,7 +166,7 @@ class Sequences(Retrieval):
         self.assertEqual(answer, {"blocks": 30, "nvme": 30, "summaries": 30, "status": bytes([ON_NVME | HELD] * 30)})
         self.assertEqual(client.metrics()["summary_builds"], builds)
 
-    def test_a_damaged_summary_is_built_anew_or_missing(self):
+    def test_a_damaged_summary_is_built_again_or_missing(self):
         client, ns, _, kv = self.stored(6)
         derived = self.summaries(client, ns, "box")
         self.build(client, derived, range(6))

@@ -1,5 +1,6 @@
 /* Requests larger than DRAM: what making room costs grows with their keys and no faster, and a
- * client beside them gets on. Work is counted in blocks looked at for eviction, not in seconds. */
+ * client alongside them gets on. Work is counted in blocks looked at for eviction, not in
+ * seconds. */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>
@@ -12,7 +13,7 @@
 #define MAX 16384u   /* keys of one request */
 #define SLOTS 8192u  /* of 4 KiB in 32 MiB */
 #define BIG 8u       /* requests at once */
-#define OTHER 100000 /* first key of the client beside them */
+#define OTHER 100000 /* first key of the client alongside them */
 
 /* Blocks looked at for each key that was asked for. */
 #define LOOKS 8u
@@ -113,7 +114,7 @@ Test(room_work, a_load_larger_than_dram)
     }
 }
 
-/* Written behind while it is stored: blocks that wait for that are met and must not be met again
+/* Written back while it is stored: blocks that wait for that are met and must not be met again
  * and again. */
 Test(room_work, a_dump_larger_than_dram)
 {
@@ -170,7 +171,7 @@ static void beside_requests(uint32_t n)
     cr_expect_leq(looks() - before, (uint64_t)LOOKS * (n * MAX + loads));
 }
 
-Test(room_work, a_client_beside_large_loads)
+Test(room_work, a_client_alongside_large_loads)
 {
     open_host();
     store(OTHER, SLOTS / 4);

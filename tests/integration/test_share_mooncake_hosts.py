@@ -142,7 +142,7 @@ class Stores(OwnDaemons, Case):
         self.until(lambda: "protocl= is no option, or there twice" in host.daemon.log(), "its line")
 
     def keys_of(self):
-        """The parts of this test in the directory of a played store. Beside them are a marker, with a name of zeros, and notes."""
+        """The parts of this test in the directory of a played store. Alongside them are a marker, with a name of zeros, and notes."""
         directory = os.path.join(store["directory"], "objects")
         return sorted(name.replace("%", "/") for name in os.listdir(directory)
                       if name.startswith(self.prefix) and name.rpartition("%")[2].strip("0-") and "%." not in name)

@@ -347,7 +347,7 @@ class Room(RootsCase):
         self.until(lambda: not os.path.exists(dead), "the dead host's file")
         self.until(lambda: one.root().get("files") == 4 and one.metrics()["share_gc_passes"] == 2, "both roots' end")
         begins = "garbage collection begins on 1 root\n"
-        self.until(lambda: one.daemon.ctl("share", "collect", self.roots[1]).stdout == begins, "the end of the pass behind its marker")
+        self.until(lambda: one.daemon.ctl("share", "collect", self.roots[1]).stdout == begins, "the end of the pass after its marker")
         shown = one.daemon.ctl("share").stdout.splitlines()
         self.assertEqual(shown[0].split()[:3], ["ROOT", "KIND", "HEALTH"])
         self.assertRegex(shown[1], rf"^{self.roots[0]} +directory +up +32\.\d KiB +1\.0 MiB +4 ")
@@ -389,7 +389,7 @@ class HungDirectory(RootsCase):
         self.assertEqual(health["status"], "degraded")
         self.assertIn(self.roots[0], str(health["reasons"]))
         self.assertEqual(self.good(host, bytes_of), list(bytes_of), "DRAM goes on")
-        more = self.dumped(host, ["dumped beside it"])
+        more = self.dumped(host, ["dumped alongside it"])
         self.assertEqual(self.good(host, more), list(more))
 
     def begun(self):

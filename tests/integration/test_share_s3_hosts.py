@@ -153,7 +153,7 @@ class Buckets(OwnDaemons, Case):
         self.proxy.harm(None)
         self.until(lambda: host.loaded(right) == BLOCKS, "its recovery")
 
-    def test_keys_that_expire_are_fetched_anew(self):
+    def test_keys_that_expire_are_fetched_again(self):
         right = self.written(self.host())
         host = self.host()
         self.until(lambda: host.root()["health"] == "up")

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """ucmclient.sparse.cuda: its checks with tensors that only say where they lie, and, where torch has a GPU, its summaries
-and choices beside those of the CPU, a captured graph, and the example over a real daemon."""
+and choices against those of the CPU, a captured graph, and the example over a real daemon."""
 
 import ctypes
 import unittest

@@ -43,7 +43,7 @@ assert LIB.test_spec_bytes() == ctypes.sizeof(Spec)
 
 
 def c_spec(m, dtype, gap=0, k_offset=0):
-    """The C spec of a numpy one. K lies token by token, and V behind it; gap: elements between heads and between tokens."""
+    """The C spec of a numpy one. K lies token by token, and V after it; gap: elements between heads and between tokens."""
     size = np.dtype(DTYPES[dtype][1]).itemsize
     spec = Spec(method=METHODS[m.method], kind=m.kind, run=m.run, pairs=int(m.pairs == "interleaved"), bits=m.bits,
                 rope_bits=m.bits - m.latent_bits if m.rope_dim else 0, seed=m.seed, chosen=m.stand_ins, rest=m.rest)

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """What tenants are given, against a real daemon: settings of the configuration and of `ucmctl tenant`, kept over restarts and kills; and
-a noisy neighbour, who stores far more than there is, beside one who has a guarantee.
+a noisy neighbour, who stores far more than there is, alongside one who has a guarantee.
 """
 
 import glob

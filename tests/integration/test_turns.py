@@ -50,7 +50,7 @@ class Turns(Stopping, Case):
         return [msgpack.unpackb(client.receive(), raw=False)[1] for _ in range(n)]
 
     def ahead(self, uids, connections, data=None, size=None):
-        """How many of a flood's requests are received before one that came behind all of them; and how many there were. data: frames of that
+        """How many of a flood's requests are received before one that came after all of them; and how many there were. data: frames of that
         size."""
         flood = [self.client(uid=uids[i % len(uids)]) for i in range(connections)]
         data, queued = data or tiny(20000), []
@@ -166,7 +166,7 @@ class Turns(Stopping, Case):
             asked += 1
         self.assertEqual(self.received() - before - asked, 3000 * len(clients) + 2)
 
-    def test_a_frame_in_pieces_beside_a_flood(self):
+    def test_a_frame_in_pieces_alongside_a_flood(self):
         client, flood = self.client(uid=1000), self.client(uid=1001)
         whole = frame([0, 5, "hello", {"version_min": 1, "version_max": 1, "client": "pieces"}])
         self.fill(flood, tiny(20000))
@@ -198,7 +198,7 @@ class AtOnce(Stopping, Case):
         return self.operator.metrics()
 
     def ahead(self, act):
-        """What the daemon has counted when it answers a request that came behind all that `act` does while it stands still."""
+        """What the daemon has counted when it answers a request that came after all that `act` does while it stands still."""
         def acts():
             act()
             self.msgid = self.operator.begin("stats")

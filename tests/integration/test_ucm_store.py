@@ -153,7 +153,7 @@ class V1Store(Ucm):
                 two.wait(task)
             self.assertEqual([b.block(i) for i in (4, 3, 2)], [a.block(i) for i in (0, 1, 5)])
             self.assertEqual(len(two._store.places._groups), int(shared))
-            # In memory that begins with somebody else's bytes: blocks before and behind where pieces would meet, and the last ones.
+            # In memory that begins with somebody else's bytes: blocks before and after where pieces would meet, and the last ones.
             self.assertLessEqual(len(one._store.places._groups), 3)
             self.assertLessEqual(self.stats()["regions"], 6)
 

@@ -57,7 +57,7 @@ class Doctor(unittest.TestCase):
         self.assertEqual(found["round trip"]["verdict"], "ok")
         self.assertRegex(found["round trip"]["text"], r"equal: [\d.]+ GB/s out, [\d.]+ GB/s in")
         self.assertIn("GB/s", found["dram speed"]["text"])
-        # Beside the cache, where the daemon has it; and nothing is left there, nor in the cache.
+        # Alongside the cache, where the daemon has it; and nothing is left there, nor in the cache.
         self.assertIn(daemon.store, found["disk speed"]["text"])
         self.assertLessEqual({*os.listdir(daemon.store)}, {"ucmd.cache", "ucmd.index", "ucmd.namespaces"})
         (ns,) = json.loads(daemon.ctl("namespaces", "--json").stdout)["namespaces"]
@@ -125,7 +125,7 @@ class Doctor(unittest.TestCase):
         self.assertIn(("gpu 0", "warn", why), self.gpu_findings(directory, "--quick", socket=daemon.socket))
 
     def test_the_round_trip_through_a_gpu(self):
-        """Right behind the daemon's start, when its list of devices holds no GPU yet."""
+        """Right after the daemon's start, when its list of devices holds no GPU yet."""
         directory = self.driver()
         daemon = self.daemon_with(directory, DRIVER_SLOW_MS="3000")
         if daemon is None:
@@ -188,7 +188,7 @@ class Growing(unittest.TestCase):
 @once
 class DroppedWrites(unittest.TestCase):
     def test_health_says_that_the_disk_is_too_slow(self):
-        """One write at a time, beside a DRAM that turns over."""
+        """One write at a time, alongside a DRAM that turns over."""
         daemon = Daemon(**{"arena.size": "16MiB", "nvme.backlog": "1MiB", "nvme.depth": "1", "nvme.threads": "1", "nvme.io": "threads",
                            "nvme.admission": "all"})
         self.addCleanup(daemon.stop)

@@ -111,7 +111,7 @@ class Thread(unittest.TestCase):
             self.until(ahead, {"a"}, {"a"})
         self.assertEqual([sequence.closed for sequence in BlockSequence.made], [True])
 
-    def test_a_mistake_behind_the_sequence_keeps_no_block(self):
+    def test_a_mistake_after_the_sequence_keeps_no_block(self):
         """A sequence that stayed open would keep its blocks in the daemon: evicted or purged, they could not be stored again."""
         daemon = Daemon()
         daemon.ref = None

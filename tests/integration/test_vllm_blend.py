@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Chunks in the small engine of tests/engines/vllm: reused at any position, beside prefix hits, in steps, with preemptions, across a restart of
+"""Chunks in the small engine of tests/engines/vllm: reused at any position, alongside prefix hits, in steps, with preemptions, across a restart of
 the daemon."""
 
 import shutil
@@ -98,7 +98,7 @@ class Case(unittest.TestCase):
         again, = self.run_all(engine, BlendRequest("again", MIXED, SPANS, Nothing()))
         self.same(again, full)
         self.assertEqual(engine.shifted, shifted)
-        # Behind the first 5 blocks another question: the chunk in them is exact, the others are re-rotated.
+        # After the first 5 blocks another question: the chunk in them is exact, the others are re-rotated.
         tail = MIXED[:80] + prompt(9, 16) + MIXED[96:]
         self.run_all(engine, BlendRequest("tail", tail, SPANS, Nothing()))
         self.assertEqual(engine.shifted, shifted + 5 + 3)

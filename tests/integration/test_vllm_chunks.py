@@ -213,7 +213,7 @@ class Chunks(Case):
         self.check(self.engine(), one)
         self.assertIsNone(one.answer)
 
-    def test_prefixes_are_stored_and_loaded_beside(self):
+    def test_prefixes_are_stored_and_loaded_alongside(self):
         first, second = self.filled(A, C), self.engine()
         self.check(first, Request("prefix", MIXED, 8))
         self.check(second, Request("prefix", MIXED, 8))
@@ -387,7 +387,7 @@ class Pieces(unittest.TestCase):
     def ends(self, spans, policy, tokens=251):
         return [(len(p.tokens), [(s.start, s.end) for s in p.chunks], p.last) for p in blend.pieces(range(tokens), spans, policy, block_tokens=16, salt="s")]
 
-    def test_each_chunk_behind_others_ends_a_piece(self):
+    def test_each_chunk_after_others_ends_a_piece(self):
         self.assertEqual(self.ends(SPANS, First(16)), [
             (48, [], False), (112, [(32, 82)], False), (208, [(32, 82), (96, 176)], False), (251, [(32, 82), (96, 176), (192, 242)], True)])
 
@@ -461,7 +461,7 @@ class Rules(unittest.TestCase):
             with self.assertRaisesRegex(Unsupported, why):
                 self.rope(*names, **more)
 
-    def test_what_is_refused_beside(self):
+    def test_what_is_refused_alongside(self):
         for sentence, more, change in (
             ("beside encoding", {"encoding": "fp8"}, None), ("beside sparse", {"sparse": "auto"}, None), ("beside head_groups", {"head_groups": 2}, None),
             ("beside summaries", {"summaries": "mean"}, None), ("beside layer_stores", {"layer_stores": 64}, None), ("beside gather_loads", {"gather_loads": True}, None),

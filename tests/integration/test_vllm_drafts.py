@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The vLLM connector beside a draft that keeps KV of its own (EAGLE, MTP, draft models): the draft's KV is stored and loaded with the
+"""The vLLM connector alongside a draft that keeps KV of its own (EAGLE, MTP, draft models): the draft's KV is stored and loaded with the
 model's, and is never another draft's or of another next token. The small engine of tests/engines/vllm (drafts_engine.py) against a real daemon."""
 
 import hashlib
@@ -46,7 +46,7 @@ class Drafting(Case):
                 self.share(salt=repr(more), **more)
 
     def test_the_next_token_counts(self):
-        """Two prompts agree in three blocks, and not in the token behind them: of the third one the draft has something else."""
+        """Two prompts agree in three blocks, and not in the token after them: of the third one the draft has something else."""
         head = prompt(2, 3 * BLOCK)
         a, b = self.drafting(), self.drafting()
         self.check(a, Request("one", head + [1] + prompt(3, 40)))
@@ -57,7 +57,7 @@ class Drafting(Case):
             self.check(c, Request(f"again{last}", head + [last] + prompt(seed, 40)))
             self.assertEqual(c.loaded_tokens, 5 * BLOCK)
 
-    def test_the_image_behind_a_block_counts(self):
+    def test_the_image_after_a_block_counts(self):
         """Its tokens are those of any other image."""
         tokens = prompt(8, 5 * BLOCK + 3)
         a, b, c = self.drafting(), self.drafting(), self.drafting()

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""What the vLLM connector tells beside its work: which tokens blocks stand for, statistics, and KV events for vLLM's publisher."""
+"""What the vLLM connector tells besides its work: which tokens blocks stand for, statistics, and KV events for vLLM's publisher."""
 
 import struct
 import threading
@@ -105,7 +105,7 @@ class Kept(Case):
         self.eventually(taken_back)
 
 
-    def test_another_daemon_numbers_namespaces_anew(self):
+    def test_another_daemon_numbers_namespaces_again(self):
         """Which the events' connection need not notice, if it had nothing under way."""
         class Make:
             stored = staticmethod(lambda key, medium, block: key)

@@ -100,7 +100,7 @@ class Hits(HybridCase):
         self.assertEqual(b.loaded_tokens, 48)
 
     def test_the_next_turn_of_a_chat_with_states(self):
-        """While an answer comes, a state is stored each 32 tokens, the first one 32 behind the prompt's last, at 96."""
+        """While an answer comes, a state is stored each 32 tokens, the first one 32 after the prompt's last, at 96."""
         a, b = self.engine(STATES), self.engine(STATES)
         cold = Request("cold", prompt(3, 100), outputs=110)
         self.check(a, cold)

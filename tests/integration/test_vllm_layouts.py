@@ -20,7 +20,7 @@ class Tensors:
     BLOCKS = 6
 
     def tensor(self, physical, order, logical=None, dtype=numpy.uint8, gap=0, offset=0):
-        """A view of fresh memory: axes `physical`, outermost first, seen in `order`; `gap` bytes behind each block."""
+        """A view of fresh memory: axes `physical`, outermost first, seen in `order`; `gap` bytes after each block."""
         size = int(numpy.prod(physical)) * numpy.dtype(dtype).itemsize
         memory = numpy.random.default_rng(1).integers(0, 256, size + gap * self.BLOCKS + offset, numpy.uint8)
         if gap:
@@ -59,7 +59,7 @@ class Layouts(Tensors, unittest.TestCase):
         self.right(*self.tensor((2, 6, 16, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.float16), dimension=1, fragments=2)
         self.right(*self.tensor((2, 6, 4, 16, 8), (0, 1, 3, 2, 4), dtype=numpy.float16), dimension=1, fragments=2)
 
-    def test_keys_beside_values(self):  # FlashInfer, Triton: [blocks, 2, tokens, heads, width], HND below it
+    def test_keys_alongside_values(self):  # FlashInfer, Triton: [blocks, 2, tokens, heads, width], HND below it
         self.right(*self.tensor((6, 2, 16, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.float16))
         self.right(*self.tensor((6, 2, 4, 16, 8), (0, 1, 3, 2, 4), dtype=numpy.float16))
         self.right(*self.tensor((6, 2, 16, 4, 8), (1, 0, 2, 3, 4), dtype=numpy.float16), dimension=1)

@@ -207,7 +207,7 @@ class Decisions(unittest.TestCase):
             self.assertEqual(self.alike(keys(image("ab" * 32, b"a")), keys()), 4, "vLLM's own hash of an image is in its hashes of blocks")
             ahead = [SchedulerHalf(settings.Settings(), BLOCK, reads_next=True) for _ in range(2)]
             found = [keys(image("mine", data, 3 * BLOCK), half=half) for data, half in zip((b"a", b"b"), ahead)]
-            self.assertEqual((len(found[0]), self.alike(*found)), (3, 2), "a draft reads the place behind a block, too")
+            self.assertEqual((len(found[0]), self.alike(*found)), (3, 2), "a draft reads the place after a block, too")
 
     def test_what_a_pooling_model_is_given_besides_is_nobody_elses(self):
         more = {"pooling_params": SimpleNamespace(extra_kwargs={"token_types": [0, 1]})}

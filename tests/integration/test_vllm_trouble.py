@@ -145,7 +145,7 @@ class Trouble(Case):
                 e.add(Request("quick", prompt(51, 12), outputs=30))
             if r and r.status == "running" and "after" not in late:
                 late["after"] = e.steps
-        # The pause begins behind the load's request, so whatever of it is left comes late.
+        # The pause begins after the load's request, so whatever of it is left comes late.
         self.check(b, Request("late", tokens), between=between)
         self.assertIn("steps", late)
 
@@ -353,7 +353,7 @@ class Trouble(Case):
             e.connector._scheduler._tracked(request).slow = 96
             shown = e.connector.get_external_cache_hit_sources(request, 288)
             self.assertEqual({tier.name: n for tier, n in shown.items()}, {"HOST": 192, "DISK": 96})
-        # Measured; in DRAM now; not worth it, and brought there behind; so that it is there.
+        # Measured; in DRAM now; not worth it, and brought there after; so that it is there.
         self.assertEqual(loaded, [True, True, False, True])
 
     def corrupt(self, path, payloads):

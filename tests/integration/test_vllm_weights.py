@@ -107,7 +107,7 @@ class Weights(Case):
             self.assertEqual(len(looks), at_the_load)
 
     def test_weights_that_change_in_a_running_engine(self):
-        """By any of vLLM's ways, with a reset behind it or without: nothing older is loaded, and what comes is no other engine's."""
+        """By any of vLLM's ways, with a reset after it or without: nothing older is loaded, and what comes is no other engine's."""
         tokens, hit = prompt(9, 100), 100 // BLOCK * BLOCK
         for keeps, what, counts in ((False, "update_weights", True), (False, "a function", True), (False, "list_loras", False), (True, "reload_weights", True),
                                     (True, "a function", False)):

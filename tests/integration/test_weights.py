@@ -136,7 +136,7 @@ class Weights(unittest.TestCase):
         self.assertNotEqual(*seen)
 
     def test_a_commit_is_remembered_for_a_while(self):
-        """A look at each request walks through a hub's directories; an engine that reads it looks anew."""
+        """A look at each request walks through a hub's directories; an engine that reads it looks again."""
         looks = []
 
         def snapshot_download(name, revision=None, local_files_only=False):

@@ -4,7 +4,7 @@
 
 #include <sys/types.h>
 
-/* By SIGSTOP; returns when none of its threads runs. Behind kill() alone they go on for as long as
+/* By SIGSTOP; returns when none of its threads runs. After kill() alone they go on for as long as
  * the one that the signal was given to waits for a core. SIGCONT lets it run again. */
 void halt(pid_t pid);
 

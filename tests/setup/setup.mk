@@ -18,7 +18,7 @@ missing-packages:
 setup-check:
 	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_CHECK))
 
-# tests/check.sh makes it beside the first build.
+# tests/check.sh makes it next to the first build.
 setup-mooncake:
 	@$(TRY_MOONCAKE)
 

@@ -1,6 +1,6 @@
 #!/bin/bash
 # run.sh BUILD: starts a private daemon on a temporary directory and measures against it, each figure
-# beside its baseline. `make bench` calls it.
+# against its baseline. `make bench` calls it.
 # BENCH_DIR names the directory's parent: put it on the disk that is to be measured.
 set -eu
 

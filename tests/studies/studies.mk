@@ -1,4 +1,4 @@
-# Measurements beside baselines, and studies that answered a question (tests/studies/README.md)
+# Measurements against baselines, and studies that answered a question (tests/studies/README.md)
 # No other target runs them.
 
 bench: ## ucm-bench's benchmarks on a private daemon; figures to standard output

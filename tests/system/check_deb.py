@@ -17,7 +17,7 @@ NVME = SMALL + "nvme:\n  paths: [/var/lib/ucmd]\n  size: 64MiB\n  segment: 4MiB\
 
 
 def later(package, directory):
-    """The same package under a version that sorts behind it."""
+    """The same package under a version that sorts after it."""
     raw = os.path.join(directory, "raw")
     shutil.rmtree(raw, ignore_errors=True)
     subprocess.run(["dpkg-deb", "-R", package, raw], check=True)

@@ -212,7 +212,7 @@ MOONCAKE = os.environ.get("UCM_MOONCAKE_PYTHON", os.path.join(TOP, "build/moonca
 
 class Beside(Case):
     """Each kind of root whose work a process does: the unit starts it, it stores, and a daemon without anything of its own loads from it. Servers that
-    Debian's root lacks run beside the machine, in its network."""
+    Debian's root lacks run alongside the machine, in its network."""
 
     def beside(self, *argv):
         return ["nsenter", "--target", self.m.pid, "--net", *argv]

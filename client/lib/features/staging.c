@@ -127,7 +127,7 @@ static int ring_send(struct ucm_ring_registration *ring, const struct ucm_ring_s
     client_handle_drop(&q->handle);
     return ring->id != 0 ? 0
                          : client_fail(UCM_EDISCONNECTED,
-                                       "the connection broke behind the ring's registration");
+                                       "the connection broke after the ring's registration");
 }
 
 int ucm_ring_register(struct ucm_client *c, const struct ucm_ring_spec *spec, int timeout_ms,

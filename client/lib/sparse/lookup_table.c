@@ -246,7 +246,7 @@ static void find(const struct client_lookup_table *h, const struct client_lookup
         const uint8_t *at = keys + (size_t)i * h->view.key_bytes, *end;
         uint8_t *to = each ? found + i : found;
 
-        /* What is not in the table may still be in the base's, and so may what is behind it. */
+        /* What is not in the table may still be in the base's, and so may what is after it. */
         ucm_lookup_table_find_many(&h->view, at, n, !each && !base, to);
         if (base)
             chunk_find_base(base, at, n, !each, to);

@@ -113,7 +113,7 @@ static void mapping_turn_end(struct ucm_mapping *w)
     struct ucm_client *c = w->client;
 
     if (w->closed)
-        client_mapping_abandon(w); /* it may have been opened anew beside ucm_mapping_close */
+        client_mapping_abandon(w); /* it may have been opened again alongside ucm_mapping_close */
     client_turn_end(c, &w->busy);
     mapping_unref(w);
 }

@@ -1,4 +1,4 @@
-/* The keys and the presets of policies. Each number has its source beside it. docs/sparse.md says
+/* The keys and the presets of policies. Each number has its source next to it. docs/sparse.md says
  * what each preset is worth.
  *
  * A preset is a text of keys that differ from their defaults here, as a user's text is. */
@@ -110,7 +110,7 @@ const struct policy_preset policy_presets[] = {
     {"psa", "PSA as published: what is left weighs as much as the lightest attended block, each",
      "summary=box,choice=psa"},
     /* Seed 001 and chapter 8: the mean of the keys, the sum over all heads, one list; the choice
-     * serves from the step behind the one whose queries made it (8.3.1). */
+     * serves from the step after the one whose queries made it (8.3.1). */
     {"esa", "ESA: means, one list for all heads, 0.3 of the blocks, every 5 steps, a step late",
      "summary=mean,reduce=mean,heads=sum,retrieval_stride=5,lag=1"},
     /* Chapter 9: minus the L2 distance, summed over the heads (9.2.1; here of squares), windows of

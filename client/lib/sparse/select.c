@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FRAME_REST 512 /* of a frame, beside q, sequences and the lists */
+#define FRAME_REST 512 /* of a frame, next to q, sequences and the lists */
 
 /* What one call works with. A piece is the rows of one request. */
 struct selection {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """A question about documents, to a vLLM server whose connector has the setting `chunks` (docs/blend.md): each document's KV is computed once, and serves
-in whatever order and beside whatever others the documents come.
+in whatever order and alongside whatever others the documents come.
 
     chunks_in_vllm.py --url http://127.0.0.1:8000 --question "Who signed it?" contract.txt letter.txt notes.txt
 

@@ -4,8 +4,8 @@
     with CopyAgent(client, gpu) as agent:
         region = agent.register(ns, [memory], planes, [base], blocks=1024)
 
-The first copy agent loads the optional libucmclient_cuda: the file that UCMCLIENT_CUDA_LIB names, else one beside this
-package, beside libucmclient, or on the loader's path.
+The first copy agent loads the optional libucmclient_cuda: the file that UCMCLIENT_CUDA_LIB names, else one next to this
+package, next to libucmclient, or on the loader's path.
 
 A copy agent pays for chunks below 512 KiB and takes 64 MiB of GPU memory. It unregisters its regions when it is closed,
 and a client closes its copy agents.

@@ -375,7 +375,7 @@ static int list_once(struct directory_listing *l)
     return rc == -ENOENT ? 0 : rc; /* it went meanwhile */
 }
 
-/* Of a bucket that another host removed and made anew while it was read. */
+/* Of a bucket that another host removed and made again while it was read. */
 int directory_list(struct directory_listing *l)
 {
     int rc = -ESTALE;

@@ -30,7 +30,7 @@ static ssize_t transfer(struct move *m)
     uint64_t left = m->all - m->at;
     ssize_t n;
 
-    /* Behind a file's end there is nothing to read; a write would make it longer. */
+    /* Past a file's end there is nothing to read; a write would make it longer. */
     if (m->direct)
         left = m->write ? aligned(left) : aligned(left + UNCACHED_ALIGN - 1);
     do

@@ -105,7 +105,7 @@ void nfs_look_step(struct nfs_task *t)
 }
 
 /* Whether the handle still means the file shows when it is read: a task that fails by it begins
- * anew without it. */
+ * again without it. */
 void nfs_read_step(struct nfs_task *t)
 {
     const struct nfs_known *k = nfs_known_of(t);

@@ -64,5 +64,5 @@ void nfs_directory_stale(struct nfs_task *t)
 
     t->nfs->blocks.n = 0;
     if (bucket->n == t->directory.n && memcmp(bucket->bytes, t->directory.bytes, bucket->n) == 0)
-        bucket->n = 0; /* unless another task has looked it up anew */
+        bucket->n = 0; /* unless another task has looked it up again */
 }

@@ -1,4 +1,4 @@
-/* A listing is held until it is whole: it may begin anew. */
+/* A listing is held until it is whole: it may begin again. */
 #include "daemon/backend/nfs/nfs.h"
 
 #include <errno.h>

@@ -251,13 +251,13 @@ void nfs_task_new(struct nfs *n, struct ucm_backend_request *request);
 /* Queues the step, before those of tasks that have not begun. */
 void nfs_task_next(struct nfs_task *t, nfs_step *step);
 /* Ends the task with 0 or -errno, once the replies that it awaits have come; the first call
- * decides. After -ESTALE, -NFS_LATER and -ECONNRESET it begins anew, a bounded number of times. */
+ * decides. After -ESTALE, -NFS_LATER and -ECONNRESET it begins again, a bounded number of times. */
 void nfs_task_end(struct nfs_task *t, int status);
 /* Answers, retries or frees a task that is over or was given up, when it awaits no reply. */
 void nfs_task_settle(struct nfs_task *t);
 /* Takes as many steps as the depth allows. */
 void nfs_pump(struct nfs *n);
-/* Each tick: gives up what is late, begins anew what was to wait. */
+/* Each tick: gives up what is late, begins again what was to wait. */
 void nfs_tasks_watch(struct nfs *n);
 
 /* ---- call.c ---- */
@@ -290,7 +290,7 @@ void nfs_check_step(struct nfs_task *t);
 void nfs_unlink_temp_step(struct nfs_task *t);
 /* file.c. FIND, READ, WRITE and TOUCH look the file up first. */
 void nfs_look_step(struct nfs_task *t);
-/* READ: by a handle that is kept, or as nfs_directory_step. What fails by a kept one begins anew
+/* READ: by a handle that is kept, or as nfs_directory_step. What fails by a kept one begins again
  * without it. */
 void nfs_read_step(struct nfs_task *t);
 void nfs_remove_step(struct nfs_task *t);

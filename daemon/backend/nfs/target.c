@@ -74,7 +74,7 @@ static const char *server_set(struct nfs_target *t, int64_t value[OPTIONS], char
         *end++ = '\0';
     }
     if (*end != '\0' && *end != ':')
-        return "write a slash, or a colon and the port, behind the address";
+        return "write a slash, or a colon and the port, after the address";
     if (*end == ':') {
         *end++ = '\0';
         if (value_set(value, PORT, end) != NULL)
@@ -93,7 +93,7 @@ static const char *target_set(struct nfs_target *t, char *text)
     const char *why;
 
     if (!export || export[1] == '\0' || strlen(export) >= sizeof(t->export))
-        return "write the path of the export behind the server, e.g. nfs://server/export/kv";
+        return "write the path of the export after the server, e.g. nfs://server/export/kv";
     memcpy(t->export, export, strlen(export) + 1);
     *export = '\0';
     why = server_set(t, value, server);

@@ -102,7 +102,7 @@ void nfs_write_looked(struct nfs_task *t)
 void nfs_not_eager(struct nfs_task *t)
 {
     t->nfs->not_eager = UINT_MAX;
-    nfs_task_end(t, -ECONNRESET); /* begins anew */
+    nfs_task_end(t, -ECONNRESET); /* begins again */
 }
 
 static void make_failed(struct nfs_task *t, int err)

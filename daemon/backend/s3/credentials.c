@@ -42,7 +42,7 @@ struct s3_credentials {
     char process[S3_TEXT_BYTES]; /* its credential_process; "": none */
     /* The command. */
     pid_t pid;    /* 0: it does not run */
-    pid_t killed; /* that has not ended yet; 0: none. No other runs beside it */
+    pid_t killed; /* that has not ended yet; 0: none. No other runs alongside it */
     int fd;       /* -1: it has closed its output, or does not run */
     uint64_t until_ms;
     char *output;

@@ -36,7 +36,7 @@ bool s3_credentials_awaited(const struct s3_credentials *c);
 const struct s3_key *s3_credentials_get(struct s3_credentials *c);
 /* Grows with each new key. */
 uint64_t s3_credentials_version(const struct s3_credentials *c);
-/* The server refused those of this version: they are fetched anew at the next iteration, once a
+/* The server refused those of this version: they are fetched again at the next iteration, once a
  * second at most. True: others may come. */
 bool s3_credentials_doubt(struct s3_credentials *c, uint64_t version);
 /* Why there are none, or no newer ones. "": nothing is wrong. */

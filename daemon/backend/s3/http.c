@@ -361,7 +361,7 @@ struct known {
     enum s3_outcome outcome;
 };
 
-/* Codes that say more than the status beside them. */
+/* Codes that say more than the status alongside them. */
 static const struct known codes[] = {
     {"NoSuchKey", S3_MISSING},
     {"NoSuchBucket", S3_NO_BUCKET},
@@ -444,7 +444,7 @@ static enum s3_outcome done(struct s3_job *j, long status)
     bool lists = j->step == S3_LIST || j->step == S3_PROBE;
 
     if (j->step == S3_COPY && j->xml && s3_xml_code(j->xml)[0])
-        return refused(j, status); /* it has an error's text behind a 200 */
+        return refused(j, status); /* it has an error's text after a 200 */
     if (lists && (!j->xml || !s3_xml_is_listing(j->xml))) {
         reason_set(j, "what answered is no listing of S3: is the endpoint right?", "");
         return S3_REFUSED;

@@ -61,7 +61,7 @@ struct s3_job {
     } state;
     uint64_t wake_ms;
     unsigned tries;       /* of this step */
-    bool doubted;         /* credentials were refused, and fetched anew */
+    bool doubted;         /* credentials were refused, and fetched again */
     uint64_t key_version; /* that the step was signed with */
     uint64_t put_ns;      /* the store's time at S3_PUT_TEMP */
     uint64_t unread;

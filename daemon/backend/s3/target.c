@@ -82,7 +82,7 @@ static int options_take(struct options *o, char *query, char why[S3_WHY_BYTES])
         char *value = strchr(word, '='), *plain;
 
         if (!value)
-            return refuse(why, "an option has a value behind =", word);
+            return refuse(why, "an option has a value after =", word);
         *value++ = '\0';
         plain = curl_easy_unescape(NULL, value, 0, NULL);
         rc = plain ? option_take(o, word, plain, why) : -ENOMEM;

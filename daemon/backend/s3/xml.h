@@ -21,7 +21,7 @@ struct s3_listed {
 /* file_cb for each object that a page names. NULL: no memory. */
 struct s3_xml *s3_xml_new(void (*file_cb)(void *ctx, const struct s3_listed *file), void *ctx);
 void s3_xml_free(struct s3_xml *x); /* NULL-safe */
-/* Takes the next bytes. At the first that are no XML it remembers that, and ignores all behind
+/* Takes the next bytes. At the first that are no XML it remembers that, and ignores all after
  * them. */
 void s3_xml_feed(struct s3_xml *x, const char *data, size_t n);
 

@@ -399,7 +399,7 @@ static bool answered(struct process_run *run, const struct wire_answer *a, const
     else
         call_end(c, status);
     /* Its connections and its sandbox may be of a time that has passed: a directory was mounted
-     * anew. */
+     * again. */
     if (run->checks_failed >= PROCESS_CHECKS)
         process_run_end(run, PROCESS_STOP_MS, "its health check failed %u times in a row",
                         PROCESS_CHECKS);

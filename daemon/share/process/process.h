@@ -1,5 +1,5 @@
 /* The process backend: a root that is a process of its own, which docs/backends.md describes. This
- * module's own, behind backend.h.
+ * module's own, after backend.h.
  *
  * - A run is one process with its socket and its buffer. There is one at a time, and all that it
  *   had is gone before the next one starts.
@@ -28,7 +28,7 @@
 #define PROCESS_REQUEST_MS 60000u  /* of an operation without a deadline */
 #define PROCESS_PAUSE_MS 250u      /* between starts; doubles to */
 #define PROCESS_PAUSE_MAX_MS 30000u
-#define PROCESS_CHECKS 3u      /* that fail in a row: it is started anew */
+#define PROCESS_CHECKS 3u      /* that fail in a row: it is started again */
 #define PROCESS_WELL_MS 10000u /* a run that was up for so long: the next pause is the shortest */
 #define PROCESS_INLINE_BYTES 65536u /* copied on the event loop; more in a thread */
 #define PROCESS_TURN_PACKETS 16u    /* received for one iteration of the event loop */

@@ -148,7 +148,7 @@ static void put_bits(uint64_t *words, uint32_t at, uint64_t bits, uint32_t n)
         words[at / 64 + 1] |= bits >> (64 - shift);
 }
 
-/* The signs of n values, which fill whole vectors (what lies behind them does not count). */
+/* The signs of n values, which fill whole vectors (what lies after them does not count). */
 static void put_signs(uint64_t *words, uint32_t at, const float *x, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i += 64) {

@@ -1,5 +1,5 @@
 /* tokens: a few keys stand for the block: the one farthest from the mean, then each time the one
- * farthest from those already chosen. With `rest` the mean of the others stands beside them. */
+ * farthest from those already chosen. With `rest` the mean of the others stands next to them. */
 #include "kernels/simd/isa.h"
 #include "kernels/sparse/simd/rows.h"
 #include "kernels/sparse/spec.h"

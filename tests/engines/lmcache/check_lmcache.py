@@ -100,7 +100,7 @@ class LMCache(unittest.TestCase):
         self.assertEqual(self.read(one, names[:4]), [10, 11, 12, 13])
 
     def test_a_daemon_that_is_killed(self):
-        """LMCache goes on, and what it finds is right, before and behind the restart."""
+        """LMCache goes on, and what it finds is right, before and after the restart."""
         manager, names = self.manager(), keys(3)
         self.write(manager, names, 1)
         self.until(lambda: self.stored(manager) == 3 * self.SIZE)

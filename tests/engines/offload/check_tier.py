@@ -137,7 +137,7 @@ class Tier(unittest.TestCase):
         self.assertEqual(two.look(again), self.data[5:7])
 
     def test_a_daemon_that_hangs(self):
-        """A load that comes late is a miss, and nothing is written behind it."""
+        """A load that comes late is a miss, and nothing is written after it."""
         names, one, two = keys(3), self.engine(), self.engine(lookup_timeout=0.5, transfer_deadline=0.3)
         one.store(names, self.data[:3])
         real = two.tier._store.load

@@ -106,7 +106,7 @@ class Routers(OwnDaemons, Case):
         publisher.kill()
         publisher.wait()
         self.store(2, parent=1)
-        self.publish()  # numbers anew, and tells all
+        self.publish()  # renumbers everything, and tells all
         self.until(lambda: self.matched("disk", 1, 2, 3, 4) >= 48)
 
     def test_dynamo_reads_arrays(self):

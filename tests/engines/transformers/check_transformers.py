@@ -159,7 +159,7 @@ class Case(unittest.TestCase):
             self.assertEqual(computed[-1].compute, tuple(reused[i] for i in told[queries][1]) + behind)
             self.assertGreaterEqual(float(want[told[queries][1]].min()), float(want.median()))
 
-    def test_a_chunk_at_two_positions_across_a_restart_beside_prefix_hits_and_in_steps(self):
+    def test_a_chunk_at_two_positions_across_a_restart_alongside_prefix_hits_and_in_steps(self):
         self.runner.store(A), self.runner.store(C)
         system = [int(i) for i in range(40)]
         first = system + C + QUESTION + A + QUESTION

@@ -1,5 +1,5 @@
 """The small engine with chunks (ucmclient.blend): K of a chunk's blocks is re-rotated by the daemon into the engine's pages, and of the prompt
-only what the plan says is computed. A request is planned when it is admitted, so again after a preemption, behind what the
+only what the plan says is computed. A request is planned when it is admitted, so again after a preemption, after what the
 local prefix cache then has; its blocks are loaded in the step that their first token falls into."""
 
 import dataclasses

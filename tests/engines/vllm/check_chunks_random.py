@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The promise of the connector's setting `chunks` under vLLM's own scheduler, with random requests, preemptions, aborts, failures, evictions and resets:
 nothing blended is stored, or met by a request that did not ask for it, and K is re-rotated by as much as its place differs. What a page holds is made up here: a
-token's KV is a hash of all KV before it, so that it says what it was computed behind. A part of `make check-vllm`; $UCM_SEED and $UCM_ROUNDS choose another
+token's KV is a hash of all KV before it, so that it says what it was computed after. A part of `make check-vllm`; $UCM_SEED and $UCM_ROUNDS choose another
 run."""
 
 import dataclasses
@@ -205,7 +205,7 @@ class Random(unit.Case):
                     self.accident()
                     self.one()
                 for _ in range(STEPS):
-                    if self.engine.has_requests() or self.ended:  # it steps once more behind the last one's end
+                    if self.engine.has_requests() or self.ended:  # it steps once more after the last one's end
                         self.one()
                 self.assertFalse(self.engine.requests)
                 self.assertEqual(self.engine.kv_cache_manager.block_pool.get_num_free_blocks(), POOL - 1)

@@ -50,7 +50,7 @@ def _deepseek_v32():
 
 
 def _deepseek_v4(replay=False):
-    """Layers of three kinds, by their names in vLLM: windows alone, and windows beside a latent of 4 tokens with an indexer, or of 128."""
+    """Layers of three kinds, by their names in vLLM: windows alone, and windows alongside a latent of 4 tokens with an indexer, or of 128."""
     def latent(per, **more):
         return MLAAttentionSpec(block_size=256, num_kv_heads=1, max_tp_shards=1, dtype=torch.uint8, tokens_per_state=per, alignment=576, **more)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Sparse decoding's half of a GPU worker in a real vLLM without a GPU, a part of `make check-vllm`: vLLM's scheduler and runner, a real daemon with
-a mapping, and the kernels of sparse_on_cpu.py. What check_sparse_gpu.py asks of a GPU, beside speed."""
+a mapping, and the kernels of sparse_on_cpu.py. What check_sparse_gpu.py asks of a GPU, besides speed."""
 
 import unittest
 

@@ -110,7 +110,7 @@ class Case(unittest.TestCase):
         self.assertTrue({BlockResult.OK, BlockResult.EXISTS} >= set(result.blocks))
 
     def step(self, scheduler, received=(), invalid=(), sent=()):
-        """One step with what the workers report behind it. Returns what was scheduled, and the outputs."""
+        """One step with what the workers report after it. Returns what was scheduled, and the outputs."""
         scheduled = scheduler.schedule()
         names = list(scheduled.num_scheduled_tokens)
         sampled = []
@@ -255,7 +255,7 @@ class Failures(Case):
         self.finish(scheduler, 30)
 
     def test_the_engine_resets_its_cache_while_blocks_are_stored(self):
-        """As sleep() does right behind generate()."""
+        """As sleep() does right after generate()."""
         scheduler = self.scheduler()
         scheduler.add_request(self.request("one", tokens(1, 6 * BLOCK), 1))
         self.step(scheduler)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Which weights KV is of, in a real vLLM on a CPU whose engine runs in the caller's process, as trainers have it: files that change while they are read, LoRA
-adapters, weights that change in a running engine, sleep right behind generate, and the mask of prompt embeddings. `make check-vllm`."""
+adapters, weights that change in a running engine, sleep right after generate, and the mask of prompt embeddings. `make check-vllm`."""
 
 import json
 import os

@@ -144,7 +144,7 @@ struct ucm_attend_plan *test_attend_plan(const struct ucm_kv_shape *shape, uint3
     return plan;
 }
 
-/* The attention of a KV head over n pieces, one behind the other; their plans differ in places only. q: [group]
+/* The attention of a KV head over n pieces, one after the other; their plans differ in places only. q: [group]
  * [head_dim]; out: [group][v_head_dim]. */
 int test_attend(const struct piece *pieces, uint32_t n, const float *q, float *out)
 {

@@ -1,4 +1,4 @@
-"""stages_engine.py with a draft layer, which keeps rows of its own beside the last layer's KV: of each token a function of it and of the
+"""stages_engine.py with a draft layer, which keeps rows of its own besides the last layer's KV: of each token a function of it and of the
 next one, as EAGLE's and MTP's layers do. It runs when all layers have, and with `later`, as in vLLM 0.32's first model runner, when
 get_finished has been called already."""
 

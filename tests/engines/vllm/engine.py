@@ -56,7 +56,7 @@ class Request:
             self.block_hashes.append(hashlib.sha256(parent + b"/" + self._content(first)).digest())
 
     def _content(self, first):
-        """What the KV of the block that begins with this token is a function of, beside the blocks before it."""
+        """What the KV of the block that begins with this token is a function of, besides the blocks before it."""
         return np.array(self.tokens[first: first + BLOCK], np.int32).tobytes()
 
 
@@ -249,7 +249,7 @@ class Engine:
         return len(hits) * BLOCK
 
     def _holes(self, request, computed, hits):
-        """How many blocks behind these hits need no pages."""
+        """How many blocks after these hits need no pages."""
         return 0
 
     def _preempt(self, request):

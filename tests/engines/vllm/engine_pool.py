@@ -59,7 +59,7 @@ class Pool(Shown):
         return blocks
 
     def allocate(self, request, tokens, hits=(), holes=0):
-        """Room for the first `tokens` tokens; the new blocks, or None. holes: of so many blocks behind the hits."""
+        """Room for the first `tokens` tokens; the new blocks, or None. holes: of so many blocks after the hits."""
         own, hits = self.requests.get(request.request_id, []), list(hits) + [HOLE] * holes
         wanted = -(-tokens // BLOCK) - len(own) - len(hits)
         if wanted > len(self.free) - sum(1 for b in hits if b in self.free):

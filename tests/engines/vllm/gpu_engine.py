@@ -110,7 +110,7 @@ def count_preemptions():
 
 
 def stepping(llm, prompts, sampling, events):
-    """events: behind which steps something happens, as [the first, how many to the next or 0, what, its argument]: requests (their numbers)
+    """events: after which steps something happens, as [the first, how many to the next or 0, what, its argument]: requests (their numbers)
     are aborted, and have no answer; a process (its number) is killed; a command is begun."""
     engine, done, running = llm.llm_engine, {}, []
     names = [f"{time.monotonic()}-{i}" for i in range(len(prompts))]

@@ -42,7 +42,7 @@ ONLY_WINDOWS = (Group([0, 1, 2], 40),)
 #: Two groups of recurrent layers, and full attention: in blocks of the same tensors, of which a state needs a part.
 STATES = (Group([0], state=True), Group([1], state=True), Group([2]))
 INSIDE = (Group([0], state="inside"), Group([1], state="inside"), Group([2]))
-#: Windows beside them.
+#: Windows alongside them.
 ALL_KINDS = (Group([0], state=True), Group([1], 40), Group([2]))
 ONLY_STATES = (Group([0, 1, 2], state=True),)
 
@@ -175,7 +175,7 @@ class HybridEngine(Engine):
         self.of_layer = {layer: number for number, group in enumerate(groups) for layer in group.layers}
         super().__init__(model, connector, **more)
         self.failures = 0
-        self.states = {}  # of this step: the state behind each token of each request and layer
+        self.states = {}  # of this step: the state after each token of each request and layer
 
     def _configuration(self, blocks, ranks, *more):
         config, kv_config = configuration(blocks, ranks, *more)

@@ -16,7 +16,7 @@ A step. Every candidate gets a row: its summaries come from its page, if it has 
 with its own heads' queries, and resolves choices to pages or entries. What is in neither is read from the daemon's mapping, before the layer
 attends. What is not there either is *missing*: the layer goes on without it, as a CUDA graph would, and what the step computes is
 worthless. Then all ranks gather what is missing and the step is repeated with the same tokens, until nothing is. It writes the same K and V to the same pages, so it may be repeated. (On several GPUs, whether a step is repeated
-must be agreed upon, as everything behind the first layer that lacked a block is wrong on all of them.) A request whose blocks did not come
+must be agreed upon, as everything after the first layer that lacked a block is wrong on all of them.) A request whose blocks did not come
 by the deadline is dropped from the step. Nothing of the step is stored for it, and it loses its pages and is computed again, as after a
 preemption; after the third time it ends with an error.
 
@@ -26,7 +26,7 @@ and blocks which the daemon is still storing, waits for that.
 
 Admission. What no entries or rows could ever hold is refused with a sentence. Others are admitted by what is expected of them
 (ucmclient.decode.Admission), so a step can need more entries than there are: then the request that came last is preempted, without blame, and comes
-back when the most that it may need fits beside those that run. One that waits for entries or rows longer than `wait` ends with an error.
+back when the most that it may need fits besides those that run. One that waits for entries or rows longer than `wait` ends with an error.
 
 Keys. KV of a sparse token is not what a dense engine computes. So the keys of the blocks that hold any are those of the policy and the
 prompt's length, too, and only a request with the same ones finds them.
@@ -67,7 +67,7 @@ class SparseRequest(Request):
 
 
 class SparseRank:
-    """What a rank of the engine has beside its pages."""
+    """What a rank of the engine has besides its pages."""
 
     def __init__(self, rank, number, policy, room, requests, deadline, apart, mapping):
         self.rank, self.heads, self.memory, self.room, self.requests = rank, rank.heads, rank.memory, room, requests

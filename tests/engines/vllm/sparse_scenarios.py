@@ -34,10 +34,10 @@ def said(answer):
 
 
 class Scenarios:
-    """Of a TestCase. ENGINES: of each the mappings' size of its daemon in MiB, None: no daemon, and what it is started with, beside SIZES."""
+    """Of a TestCase. ENGINES: of each the mappings' size of its daemon in MiB, None: no daemon, and what it is started with, besides SIZES."""
 
     ENGINES, SIZES = {}, {}
-    #: Whether engines start beside each other, or when they are needed.
+    #: Whether engines start next to each other, or when they are needed.
     AT_ONCE = True
     #: Of engines whose policy leaves blocks out: who else has that policy, and how close log probabilities are.
     REFERENCES = {}
@@ -99,7 +99,7 @@ class Scenarios:
         self.alike(answer, self.of(of, outputs=len(answer["tokens"][0])), close=close)
 
     def giving_back(self, e, pages, check):
-        """Answers until so many pages have gone back: the daemon gets time for it beside steps, and a small model's are over soon. check(): each
+        """Answers until so many pages have gone back: the daemon gets time for it alongside steps, and a small model's are over soon. check(): each
         answer. -> the last one."""
         until = time.monotonic() + 60
         while True:
@@ -129,7 +129,7 @@ class Scenarios:
         return answer["counts"]["lost"] + answer["counts"]["repeated"]
 
     def losing(self, loses, lost):
-        """lost(): how much it lost. Again, until that is something, if loses: a host that is busy has few pages go back beside steps."""
+        """lost(): how much it lost. Again, until that is something, if loses: a host that is busy has few pages go back alongside steps."""
         until = time.monotonic() + 120
         while not lost() and loses:
             self.assertLess(time.monotonic(), until, "nothing is lost")

@@ -28,7 +28,7 @@ class Gather:
 
 
 class StageRank:
-    """A worker with the KV of some heads in some layers, and of a context's ranks those tokens of a block that are its turn. Layers may differ in how many elements they keep beside K and V (`beside`,
+    """A worker with the KV of some heads in some layers, and of a context's ranks those tokens of a block that are its turn. Layers may differ in how many elements they keep besides K and V (`beside`,
     of each layer and token), as an indexer's keys do."""
 
     being_read = Rank.being_read
@@ -44,7 +44,7 @@ class StageRank:
         self.rows = list(at // run * run * engine.context + number % engine.context * run + at % run)
         self.memory = HostPages(engine.blocks * sum(sizes), o.dtype)
         whole, at, self.pages, self.tensors = self.memory.whole, 0, {}, {}
-        self.drafts = None  # what the last layer keeps beside K and V: [block, token, element]
+        self.drafts = None  # what the last layer keeps besides K and V: [block, token, element]
         blocks = whole.reshape(engine.blocks, -1)
         for layer, size in zip(layers, sizes):
             if o.layout == "packed":  # all layers of a block side by side

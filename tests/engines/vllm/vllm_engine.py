@@ -48,7 +48,7 @@ def eagle_model(directory, hidden=128, inner=256, heads=4, dim=32):
 
 
 def hybrid_models(directory):
-    """Small models whose layers keep their KV in several ways, with random weights, the same for all who ask: sliding windows beside
+    """Small models whose layers keep their KV in several ways, with random weights, the same for all who ask: sliding windows alongside
     full attention (with and without a remainder of layers, and of one size of heads and of two), and recurrent state."""
     import torch
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GptOssConfig, GptOssForCausalLM

@@ -328,7 +328,7 @@ class Generator:
         self.some(self.open_base, self.open_bytes, self.open_encoded)(conn, self.some_family())
 
     def act_reopen(self, conn):
-        """What is open already, in the other way. What was made before serves behind it."""
+        """What is open already, in the other way. What was made before serves after it."""
         found = conn.of(BYTES, ENCODED)
         if found and self.chance(0.5):
             ns = self.random.choice(found)

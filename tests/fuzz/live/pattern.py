@@ -2,7 +2,7 @@
 
 A grain is eight bf16 (or f16) numbers. Their high bytes are the tenant's own, so its numbers lie in a range of magnitudes that no
 other tenant has, and a summary or a lossy encoding of them stays in one. The low bytes are a mark, the block, the place and a
-check: scales of encodings are bf16, too, and look like a mark now and then. A wild grain has numbers of all magnitudes behind the
+check: scales of encodings are bf16, too, and look like a mark now and then. A wild grain has numbers of all magnitudes after the
 tenant's mark: what `lossless` can't hold."""
 
 import zlib

@@ -98,7 +98,7 @@ class Live(unittest.TestCase):
                         self.assertEqual(finding and finding.kind, "wrong bytes in a mapping" if look == "mapping" else "wrong bytes")
 
     @unittest.skipIf(os.getuid() != 0, "tenants are uids")
-    def test_a_daemon_that_ends_behind_the_last_call_is_found(self):
+    def test_a_daemon_that_ends_after_the_last_call_is_found(self):
         with self.assertRaises(subject.Finding) as raised:
             Ends({"options": OPTIONS, "ops": []}).run()
         self.assertEqual(raised.exception.kind, "end -9")

@@ -36,7 +36,7 @@ def memfd(size):
 
 class Wire:
     """answers: by msgid. news: notifications. Descriptors belong to the last frame of what came with them, as the kernel gives
-    nothing behind it in that call."""
+    nothing after it in that call."""
 
     def __init__(self, path, uid):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -40,7 +40,7 @@ struct nfs_relay {
 
 void nfs_relay_open(struct nfs_relay *r, int to_port);
 void nfs_relay_close(struct nfs_relay *r);
-/* In the place of the reply behind say_after others: a record with its number and these bytes, or, with raw, they as they are. They
+/* In the place of the reply after say_after others: a record with its number and these bytes, or, with raw, they as they are. They
  * stay the caller's, until the relay is closed or has others. */
 void nfs_relay_put(struct nfs_relay *r, const uint8_t *bytes, unsigned n, bool raw);
 

@@ -209,7 +209,7 @@ HOSTILE(a_number_in_a_reply_is_wrong, 250, word)
 #define YES 0, 0, 0, 1
 #define HUGE 0x80, 0, 0, 4
 
-/* Behind a reply's number. libnfs 4.0 crashes on the names. */
+/* After a reply's number. libnfs 4.0 crashes on the names. */
 static const uint8_t handle_huge[] = {ACCEPTED, OK, HUGE, 1, 2, 3, 4};
 static const uint8_t data_huge[] = {ACCEPTED, OK, NO, 0, 0, 0x10, 0, YES, HUGE, 1, 2, 3, 4};
 static const uint8_t name_huge[] = {ACCEPTED, OK, NO, 0, 0, 0, 0, 0,    0,   0,   0,   YES, 0,

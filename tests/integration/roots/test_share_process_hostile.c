@@ -260,7 +260,7 @@ static void scribbles(struct contract *c)
     }
 }
 
-Test(share_process_hostile, it_writes_to_the_buffer_behind_its_answer)
+Test(share_process_hostile, it_writes_to_the_buffer_after_its_answer)
 {
     how = "read:scribble";
     contract_case(begin, contract_directory_end, scribbles);

@@ -73,7 +73,7 @@ Test(arena, padding_has_nothing_of_who_had_the_slot_before)
         cr_assert_eq(p[i], 0);
 }
 
-/* Where AddressSanitizer is there, it reports the first touch behind what was asked for, or of a slot that is free. */
+/* Where AddressSanitizer is there, it reports the first touch after what was asked for, or of a slot that is free. */
 Test(arena, what_is_no_slots_is_poisoned)
 {
     uint64_t whole = 2 * ARENA_ALIGN, asked = ARENA_ALIGN + 1000;

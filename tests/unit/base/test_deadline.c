@@ -56,7 +56,7 @@ static void arm(struct item *it, uint64_t at_ms)
     it->due_ms = at_ms;
 }
 
-/* How many are below and beside d, which is linked from `back`. */
+/* How many are below and next to d, which is linked from `back`. */
 static uint32_t heap_count(const struct deadline *d, const struct deadline *back, uint64_t least_ms)
 {
     uint32_t n = 0;

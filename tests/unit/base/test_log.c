@@ -286,7 +286,7 @@ static void killed(void)
 }
 
 /* As a watchdog ends it. */
-Test(log, sigabrt_ends_the_process_behind_its_last_line, .timeout = 60)
+Test(log, sigabrt_ends_the_process_after_its_last_line, .timeout = 60)
 {
     ends_with_its_last_line(killed);
 }

@@ -109,7 +109,7 @@ static void tenant_recount(const struct tenant *t)
         cr_assert_eq(!list_empty(&t->group->open), t->dram_bytes > 0 && !cache_quota_keeps(t));
 }
 
-/* All that the cache counts, counted anew. copying: so many parts are used by copies under way. */
+/* All that the cache counts, counted again. copying: so many parts are used by copies under way. */
 static void recount_cache(uint64_t copying)
 {
     uint64_t slots, dram = 0, nvme = 0, shared = 0;

@@ -1,4 +1,4 @@
-/* Reading lookup tables as a client does, beside a cache's rig. */
+/* Reading lookup tables as a client does, alongside a cache's rig. */
 #ifndef UCMD_TESTS_LOOKUP_TABLE_RIG_H
 #define UCMD_TESTS_LOOKUP_TABLE_RIG_H
 

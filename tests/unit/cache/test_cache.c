@@ -390,7 +390,7 @@ Test(cache, a_part_is_whole_when_every_layer_was_copied_in_any_order)
     drop(ref);
 }
 
-Test(cache, all_layers_may_be_brought_anew_while_none_is_being_copied)
+Test(cache, all_layers_may_be_brought_again_while_none_is_being_copied)
 {
     block_ref ref = open_block(rig.one, 1);
     struct pending_write *a, *b;
@@ -458,7 +458,7 @@ Test(cache, the_pending_write_without_progress_for_longest_makes_room)
     cr_expect_eq(rig.metrics.dump_blocks_dropped, 1u);
     pending_write_done(rig.cache, f, 1, true);
     cr_expect(cache_found(rig.cache, ref[0]));
-    cr_expect_eq(dump(ref[1], 0, 1, 1), 0, "it begins anew, one more of the idle ones goes");
+    cr_expect_eq(dump(ref[1], 0, 1, 1), 0, "it begins again, one more of the idle ones goes");
     cr_expect_not(cache_found(rig.cache, ref[1]), "and lacks its first layer");
     cr_expect_eq(dump(ref[1], 0, 0, 1), 0);
     cr_expect(cache_found(rig.cache, ref[1]));
@@ -564,7 +564,7 @@ Test(cache, what_is_found_is_leased)
 
     cache_tiers(rig.cache, found, 6, true, tiers);
     cr_expect(tiers[0] == CACHE_DRAM && tiers[1] == CACHE_NVME && tiers[2] == CACHE_DRAM);
-    cr_expect(tiers[3] == 0 && tiers[5] == 0, "4 is empty, and 5 is behind a gap");
+    cr_expect(tiers[3] == 0 && tiers[5] == 0, "4 is empty, and 5 is after a gap");
     cr_expect_eq(cache_lease_many(rig.cache, found, 6, true), 4u, "4 is empty");
     cr_expect(found[2] == refs[2] && found[3] == 0 && found[4] == 0 && found[5] == refs[4]);
     cr_expect(block_of(refs[0])->leases == 2 && block_of(refs[3])->leases == 1);

@@ -1,4 +1,4 @@
-/* Which blocks are written behind when only those that are used again shall be. */
+/* Which blocks are written back when only those that are used again shall be. */
 #include "tests/unit/cache/cache_rig.h"
 
 static void open_reused(void)

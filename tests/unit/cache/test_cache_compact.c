@@ -76,7 +76,7 @@ static int want(uint64_t number, struct pending_write **f)
     return rc;
 }
 
-Test(cache_compact, room_for_another_size_beside_what_is_guaranteed)
+Test(cache_compact, room_for_another_size_alongside_what_is_guaranteed)
 {
     struct pending_write *f[2];
 
@@ -136,7 +136,7 @@ Test(cache_compact, a_part_in_use_moves_when_it_is_let_go)
 }
 
 /* Blocks of two parts, which lie in different slabs; the first two blocks are in use, by one part each. */
-Test(cache_compact, room_for_another_size_beside_blocks_of_parts_in_use)
+Test(cache_compact, room_for_another_size_alongside_blocks_of_parts_in_use)
 {
     struct ns *wide = space_of("t", "wide", 2, SLOT / LAYERS);
     struct cache_wait w = {.done_cb = NULL};
@@ -291,7 +291,7 @@ static void run_until_compacting(bool compacting)
         uv_run(&rig.loop, UV_RUN_ONCE);
 }
 
-Test(cache_compact, what_is_not_tried_for_a_moment_is_tried_behind_it, .init = waiter_open,
+Test(cache_compact, what_is_not_tried_for_a_moment_is_tried_after_it, .init = waiter_open,
      .fini = waiter_close)
 {
     mix(4 * SLOT);
@@ -305,7 +305,7 @@ Test(cache_compact, what_is_not_tried_for_a_moment_is_tried_behind_it, .init = w
     cache_released(rig.cache);
     run_until_compacting(true);
     cr_expect_geq(uv_now(&rig.loop), rig.cache->compact.again_ms);
-    /* Once: in the next pause nothing is released, and behind it nothing is tried. */
+    /* Once: in the next pause nothing is released, and after it nothing is tried. */
     run_until_compacting(false);
     while (uv_now(&rig.loop) < rig.cache->compact.again_ms + 100) {
         uv_run(&rig.loop, UV_RUN_NOWAIT);

@@ -1,5 +1,5 @@
-/* Lookup tables beside a cache, without memory and with much of it. test_cache_random.c compares them with lookups whatever
- * happens, tests/integration/test_lookup_table.py has them grow. */
+/* Lookup tables alongside a cache, without memory and with much of it. test_cache_random.c compares them with lookups
+ * whatever happens, tests/integration/test_lookup_table.py has them grow. */
 #include "tests/unit/cache/lookup_table_rig.h"
 
 #include <sys/resource.h>
@@ -86,7 +86,7 @@ Test(lookup_table, a_larger_table_that_is_being_filled)
 }
 
 /* A thread gives the memory of a large one back, and the next one is there meanwhile. */
-Test(lookup_table, large_tables_end_beside_the_loop)
+Test(lookup_table, large_tables_end_alongside_the_loop)
 {
     struct ucm_lookup_table_view v;
 

@@ -279,7 +279,7 @@ static void promise_cb(struct cache_durable *d, int status)
     ((struct promise *)d)->status = status;
 }
 
-/* Dumps that are to be durable, of a tenant all of whose part of NVMe is leased, wait; another tenant's behind them do not. */
+/* Dumps that are to be durable, of a tenant all of whose part of NVMe is leased, wait; another tenant's after them do not. */
 Test(cache_quota, durable_beyond_at_most_on_nvme_keeps_nobody_waiting)
 {
     struct promise p[6];
@@ -413,7 +413,7 @@ static void wait_on_cb(struct cache_retry *r)
     cr_assert(cache_wait_for(rig.cache, r, WAIT_OTHER));
 }
 
-Test(cache_quota, each_that_waits_for_its_own_tries_again_behind_one_release)
+Test(cache_quota, each_that_waits_for_its_own_tries_again_after_one_release)
 {
     struct cache_wait w = {.done_cb = NULL};
     block_ref ref;

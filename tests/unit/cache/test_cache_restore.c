@@ -74,7 +74,7 @@ Test(cache_restore, the_copy_from_before_stays_the_only_one)
     drop(ref);
 }
 
-Test(cache_restore, a_copy_from_before_that_is_not_whole_is_written_anew)
+Test(cache_restore, a_copy_from_before_that_is_not_whole_is_written_again)
 {
     block_ref ref;
 

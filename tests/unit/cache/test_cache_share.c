@@ -1,5 +1,5 @@
 /* The cache over a shared tier: what other hosts stored is found, read once and kept; what is not
- * there is a miss and forgotten; what is stored here is written behind, and nothing waits for it.
+ * there is a miss and forgotten; what is stored here is written back, and nothing waits for it.
  */
 #include "tests/unit/cache/cache_share_rig.h"
 
@@ -84,7 +84,7 @@ Test(cache_share, when_no_root_is_asked_it_is_a_miss_at_once)
     expect_nothing_held();
 }
 
-/* ---- beside NVMe ---- */
+/* ---- alongside NVMe ---- */
 
 Test(cache_share, nvme_may_take_its_place_back_from_what_a_share_has)
 {
@@ -257,7 +257,7 @@ Test(cache_share, a_purge_waits_for_the_share_and_for_nvme)
     cache_purge_end(rig.cache, &p);
 }
 
-/* It is evicted by the purge, or stored anew and written when the purge is over. */
+/* It is evicted by the purge, or stored again and written when the purge is over. */
 Test(cache_share, what_is_stored_in_a_purge_is_written_after_it)
 {
     struct cache_purge p = {.done_cb = purged_cb};

@@ -80,7 +80,7 @@ Test(cache_span, is_cut_within_itself)
     put_and_drop(ref, 0);
 }
 
-/* Whatever somebody takes a part's form for, bytes behind the slot are out of reach. */
+/* Whatever somebody takes a part's form for, bytes past the slot are out of reach. */
 Test(cache_span, ends_with_the_slot)
 {
     const struct form *form = ns_form(rig.one, 0);

@@ -517,7 +517,7 @@ Test(client_faults, close_ends_what_is_under_way)
     cr_expect_eq(count_status(w, -UCM_EDISCONNECTED), THREADS);
 }
 
-/* Threads that begin a call behind it still have their handles. */
+/* Threads that begin a call after it still have their handles. */
 Test(client_faults, disconnect_ends_what_is_under_way_and_frees_nothing)
 {
     struct worker w[THREADS] = {{0}};

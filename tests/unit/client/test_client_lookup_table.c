@@ -1,5 +1,5 @@
-/* The client library's half of lookup tables, beside a daemon that is old, slow, wrong or hostile. What it hands out is memory that the
- * test writes. */
+/* The client library's half of lookup tables, alongside a daemon that is old, slow, wrong or hostile. What it hands out is memory that
+ * the test writes. */
 /* Sanitizers: thread */
 #include "proto/memory/lookup_table.h"
 #include "tests/unit/client/client_rig.h"
@@ -284,7 +284,7 @@ static void *read_lookup_table(void *arg)
     return NULL;
 }
 
-Test(client_lookup_table, readers_beside_new_tables)
+Test(client_lookup_table, readers_alongside_new_tables)
 {
     unsigned right[2] = {0};
     pthread_t threads[2];

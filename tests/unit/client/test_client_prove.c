@@ -242,7 +242,7 @@ Test(client_prove, a_break_puts_the_bytes_back)
 
 /* ---- reconnects ---- */
 
-/* Regions that share memory: one behind the other. */
+/* Regions that share memory: one after the other. */
 Test(client_prove, a_reconnect_proves_all_again)
 {
     struct ucm_region *region[3];

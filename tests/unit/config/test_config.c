@@ -341,7 +341,7 @@ Test(config, keys_and_sections_set_twice)
 }
 
 /* The line of the mistake, not the one at which the parser gave up. */
-Test(config, the_line_of_an_open_quote_or_bracket_and_behind_a_byte_order_mark)
+Test(config, the_line_of_an_open_quote_or_bracket_and_after_a_byte_order_mark)
 {
     refused("\xef\xbb\xbfsocket: /a\narena:\n  sise: 4GiB\n", 3, "did you mean");
     refused("\xef\xbb\xbf# c\n\narena:\n  sise: 4GiB\n", 4, "did you mean");

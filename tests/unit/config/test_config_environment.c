@@ -53,7 +53,7 @@ Test(config_environment, an_unknown_one_is_refused_with_the_nearest)
                  -EINVAL);
 }
 
-/* A pod beside a service named ucmd gets these. */
+/* A pod alongside a service named ucmd gets these. */
 Test(config_environment, what_is_not_the_daemon_s_is_left_alone)
 {
     cr_assert_eq(environment("UCMD_SERVICE_HOST=10.0.0.1", "UCMD_PORT=tcp://10.0.0.1:9471"), 0);

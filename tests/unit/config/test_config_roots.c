@@ -66,7 +66,7 @@ Test(config_roots, a_directory_is_a_process)
     set("arena.slab=1MiB");
     cr_assert_eq(roots_read(), 2);
     cr_assert_eq(roots[0].process.buffer_bytes, 5 * ((1u << 20) + 8192));
-    set_refused("share.roots=/a/with space", "--set: share.roots: \"space\" behind /a/with",
+    set_refused("share.roots=/a/with space", "--set: share.roots: \"space\" after /a/with",
                 "capacity=SIZE nor ro");
 }
 
@@ -120,8 +120,7 @@ Test(config_roots, processes_that_are_refused)
 Test(config_roots, roots_that_make_no_sense)
 {
     set_refused("share.roots=/a capacity=10GB", "--set: share.roots: \"10GB\"", "write 10GiB");
-    set_refused("share.roots=/a rw", "--set: share.roots: \"rw\" behind /a",
-                "capacity=SIZE nor ro");
+    set_refused("share.roots=/a rw", "--set: share.roots: \"rw\" after /a", "capacity=SIZE nor ro");
     set_refused("share.roots=/a,/a/", "--set: share.roots: /a is there twice", "once");
     set_refused("share.roots=nfs://server", "--set: share.roots: \"nfs://server\": write the path",
                 "nfs://server/export");
@@ -172,7 +171,7 @@ Test(config_roots, a_file_is_refused_and_what_is_missing_is_warned_of)
     set("share.roots=/nonexistent/kv,/tmp");
     cr_assert_eq(config_check_roots(&c, warn_cb, &e), 0, "%s", e.text);
     cr_assert_eq(warnings, 2);
-    cr_assert_eq(programs, 1, "it does not lie beside this one");
+    cr_assert_eq(programs, 1, "it does not lie next to this one");
     set("share.roots=/proc/version");
     cr_assert_eq(config_check_roots(&c, warn_cb, &e), -EINVAL);
     cr_assert_not_null(strstr(e.text, "/proc/version is not a directory"), "%s", e.text);
@@ -228,7 +227,8 @@ Test(config_roots, a_mooncake_store_is_a_process)
     set_refused("share.roots=mooncake://10.0.0.6", "", "mooncake://MASTER:PORT");
 }
 
-/* It is a process of ucmd's own, which lies beside the daemon, or where it is installed: here is none. */
+/* It is a process of ucmd's own, which lies next to the daemon, or where it is installed: here is
+ * none. */
 Test(config_roots, an_nfs_server_is_a_process)
 {
     char words[300];

@@ -356,7 +356,7 @@ static inline void worker_ring(struct worker_side *w, pid_t pid, uint64_t entry_
     w->region->ring_region = 1;
 }
 
-/* One with a copy agent behind it, which knows the region. */
+/* One with a copy agent after it, which knows the region. */
 static inline void worker_copy_agent(struct worker_side *w, uint64_t entry_bytes,
                                      uint32_t n_entries)
 {

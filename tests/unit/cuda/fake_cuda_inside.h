@@ -39,7 +39,7 @@ struct op {
 
 /* With room for so many copies. */
 struct op *fake_op_new(size_t n);
-/* Behind what the stream has to do; it then owns it. */
+/* After what the stream has to do; it then owns it. */
 CUresult fake_op_send(CUstream s, struct op *o);
 /* Does what a kernel or copies do. */
 void fake_op_run(const struct op *o);

@@ -20,7 +20,7 @@ Test(busy, nothing_is_known_at_first)
     cr_assert(busy_due(&b, 5 * MS + BUSY_KEEP_NS));
 }
 
-Test(busy, no_probe_just_behind_our_own_kernels)
+Test(busy, no_probe_just_after_our_own_kernels)
 {
     struct busy b = {0};
 

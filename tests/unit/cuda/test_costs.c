@@ -104,7 +104,7 @@ Test(costs, wide_rows_are_cut_into_runs)
     cr_assert(extents[4].rows == 1 && extents[4].width == 512 * 1024);
 }
 
-Test(costs, entries_must_save_more_beside_those_who_wait_for_each_kernel)
+Test(costs, entries_must_save_more_alongside_those_who_wait_for_each_kernel)
 {
     cr_assert(costs_staged_pays(95, 100, false));
     cr_assert_not(costs_staged_pays(98, 100, false));

@@ -231,7 +231,7 @@ Test(cuda_copy, one_order_moves_16_mib_at_most)
     cr_assert_leq(most_of_an_order(), 16u << 20);
 }
 
-/* ---- beside a worker that computes ---- */
+/* ---- alongside a worker that computes ---- */
 
 /* Launches of a copy of 37 MiB, and how many were under way at once. */
 static void launches_of(struct test_job *j, struct worker_side *w, enum device_op op,
@@ -341,7 +341,7 @@ Test(cuda_copy, loads_first_if_the_site_wants_that)
     expect_gaps(DEVICE_LOAD, DEVICE_BESIDE_STEPS, false);
 }
 
-/* A dump behind an event reads what was there when it came, and a staged one too. */
+/* A dump after an event reads what was there when it came, and a staged one too. */
 Test(cuda_copy, a_dump_waits_for_its_event)
 {
     static struct test_job j, other;

@@ -292,7 +292,7 @@ static void *register_all(void *ctx)
 }
 
 /* For TSan, too. */
-Test(cuda_decode_mapping, registered_beside_steps)
+Test(cuda_decode_mapping, registered_alongside_steps)
 {
     for (uint32_t round = 0; round < 50; round++) {
         pthread_t beside;

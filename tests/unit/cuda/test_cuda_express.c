@@ -1,5 +1,5 @@
-/* Beside another tenant's large load a small one goes past it, by a kernel in a stream of its own; what is large waits for
- * its turn. The large one goes by the copy engines, so kernels count small ones. */
+/* Alongside another tenant's large load a small one goes past it, by a kernel in a stream of its own; what is large waits
+ * for its turn. The large one goes by the copy engines, so kernels count small ones. */
 #include "daemon/cuda/gpu.h"
 #include "tests/unit/cuda/cuda_rig.h"
 

@@ -272,7 +272,7 @@ Test(cuda_faults, one_memory_has_one_ring_at_a_time)
         copy_half(&j[i], &bad, i ? DEVICE_DUMP : DEVICE_LOAD);
         job_submit(&j[i], gpu);
     }
-    ring_close(&bad); /* behind the copies */
+    ring_close(&bad); /* after the copies */
     for (unsigned i = 0; i < 2; i++)
         cr_assert(j[i].done && j[i].status == 0);
     for (unsigned i = 0; i < 3; i++) {
@@ -309,7 +309,7 @@ Test(cuda_faults, shared_memory_of_another_size_is_refused)
     ring_refused(bytes, 0, F_SEAL_SHRINK, "F_SEAL_GROW");
     ring_refused(bytes - 4096, 0, F_SEAL_SHRINK | F_SEAL_GROW, "pass the memfd's");
     ring_refused(bytes + 1, 0, F_SEAL_SHRINK | F_SEAL_GROW, "must have 139264 bytes");
-    ring_refused(bytes, 16 << 20, F_SEAL_SHRINK | F_SEAL_GROW, "no pages behind its end");
+    ring_refused(bytes, 16 << 20, F_SEAL_SHRINK | F_SEAL_GROW, "no pages past its end");
 }
 
 /* A worker that the daemon can't see has no ring, and no part in another one's memory. */

@@ -1,5 +1,5 @@
-/* libucmclient_cuda over the fake driver: how a copy agent ends beside a daemon that answers, and
- * beside one that does not. */
+/* libucmclient_cuda over the fake driver: how a copy agent ends alongside a daemon that answers,
+ * and alongside one that does not. */
 #include "client/include/ucmclient_cuda.h"
 #include "tests/unit/client/client_rig.h"
 #include "tests/unit/cuda/fake_cuda.h"

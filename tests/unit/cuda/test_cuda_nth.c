@@ -1,5 +1,5 @@
 /* Each call by which the daemon opens a region and copies fails once, the n-th of a run for each n: who asked is told
- * why, nothing moves behind the end of a job, and nothing is left behind. */
+ * why, nothing moves after the end of a job, and nothing is left behind. */
 #include "daemon/cuda/gpu.h"
 #include "tests/unit/cuda/cuda_rig.h"
 
@@ -157,7 +157,7 @@ static void copies(void)
     }
     memcpy(seen, (void *)(uintptr_t)w.memory, w.bytes);
     cr_assert_eq(cuCtxSynchronize(), CUDA_SUCCESS);
-    cr_assert_eq(memcmp(seen, (void *)(uintptr_t)w.memory, w.bytes), 0, "moved behind the end");
+    cr_assert_eq(memcmp(seen, (void *)(uintptr_t)w.memory, w.bytes), 0, "moved past the end");
 }
 
 /* Returns whether as many calls were made. */

@@ -118,7 +118,7 @@ static uint32_t order_blocks(uint32_t entry)
     return a.shared->orders[entry].n_items;
 }
 
-/* As many requests as one direction has entries, which the copy agent holds, and the others behind them. */
+/* As many requests as one direction has entries, which the copy agent holds, and the others after them. */
 static void entries_fill(enum device_op op, uint32_t held[HELD])
 {
     for (unsigned i = 0; i < HELD; i++) {

@@ -107,7 +107,7 @@ static void end(struct ucm_task *task, int want)
     ucm_task_free(task);
 }
 
-Test(cuda_stream, reads_each_layer_behind_its_wait)
+Test(cuda_stream, reads_each_layer_after_its_wait)
 {
     uint8_t *seen = calloc(2, LAYER_BYTES);
     struct ucm_task *task = load(1);

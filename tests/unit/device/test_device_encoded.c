@@ -263,7 +263,7 @@ Test(device_encoded, a_job_takes_spans_of_its_own_kind)
         span = any_span(right, 0, LAYERS, false);
         cr_expect_eq(device_job_add(&job, &span, BLOCKS), -EINVAL);
         cr_expect_eq(device_job_add(&job, &span, BLOCKS - 1), 0);
-        span = any_span(right, 2, 2, false); /* begins behind the job's layers */
+        span = any_span(right, 2, 2, false); /* begins after the job's layers */
         cr_expect_eq(device_job_add(&job, &span, 0), -EINVAL);
         span = any_span(right, 1, 1, false); /* ends in them */
         cr_expect_eq(device_job_add(&job, &span, 0), -EINVAL);

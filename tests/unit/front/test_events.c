@@ -71,7 +71,7 @@ Test(events, the_first_ring_begins_with_1)
 }
 
 /* Of a ring that was away a reader sees by the numbers that it has missed something, also if nothing has happened since. */
-Test(events, a_ring_that_comes_back_goes_on_behind_a_gap)
+Test(events, a_ring_that_comes_back_goes_on_after_a_gap)
 {
     struct tenant_events *te = opened("a", 0);
     char name[] = "0";

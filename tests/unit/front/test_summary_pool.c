@@ -353,7 +353,7 @@ Test(summary_pool, a_build_takes_its_own_forms_only)
     encoded =
         (struct form){.layer_bytes = ucm_encoding_layer_bytes(&fp8), .layers = 2, .codec = &codec};
     half = (struct form){.layer_bytes = codec.raw_layer_bytes, .layers = 2};
-    cr_expect_eq(part_build_init(&b, &plan, &half, &built), -EINVAL, "the plan reaches behind it");
+    cr_expect_eq(part_build_init(&b, &plan, &half, &built), -EINVAL, "the plan reaches after it");
     cr_expect_eq(part_build_init(&b, &plan, &encoded, &built), -EINVAL, "it lost something");
     cr_expect_eq(part_build_init(&b, &plan, &raw, &half), -EINVAL, "no summary's length");
     cr_expect_eq(part_build_init(&b, NULL, &encoded, &raw), -EINVAL, "other sizes");

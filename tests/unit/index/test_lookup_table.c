@@ -1,5 +1,5 @@
-/* The lookup table: what a reader finds beside what was set, under a writer that runs or dies, and in memory that a
- * hostile daemon made. test_lookup_table_model.c has all orders of a few steps. */
+/* The lookup table: what a reader finds alongside what was set, under a writer that runs or dies, and in memory
+ * that a hostile daemon made. test_lookup_table_model.c has all orders of a few steps. */
 /* Sanitizers: thread */
 #include "daemon/lookup_table/table.h"
 
@@ -261,7 +261,7 @@ Test(lookup_table, a_header_that_does_not_fit_is_refused)
     cr_expect_not(ucm_lookup_table_view_open(memory, sizeof(memory), KEY, &view));
 }
 
-/* ---- beside a writer ---- */
+/* ---- alongside a writer ---- */
 
 #define STABLE                                                                                     \
     200u /* numbers 0 to 199 stay; those up to twice as many come and go; others never were */
@@ -294,12 +294,12 @@ static void look(void)
 
 static void open_churned(void)
 {
-    open_live(1); /* 448 entries: many lie behind their own bucket */
+    open_live(1); /* 448 entries: many lie after their own bucket */
     for (uint32_t n = 0; n < STABLE; n++)
         set(n, 0, 1);
 }
 
-Test(lookup_table, a_reader_beside_a_writer)
+Test(lookup_table, a_reader_alongside_a_writer)
 {
     pthread_t thread;
 

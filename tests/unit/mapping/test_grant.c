@@ -276,7 +276,7 @@ Test(grant, a_worker_reads_and_never_writes)
         cr_assert_eq(fstat(fds[i], &st), 0);
         cr_expect_eq(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fds[i], 0), MAP_FAILED);
         cr_expect_lt(ftruncate(fds[i], 0), 0);
-        /* One that runs as the daemon's user opens it anew. */
+        /* One that runs as the daemon's user opens it again. */
         snprintf(path, sizeof(path), "/proc/self/fd/%d", fds[i]);
         again = open(path, O_RDWR | O_CLOEXEC);
         if (again < 0)

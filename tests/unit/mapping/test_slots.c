@@ -18,7 +18,7 @@ static void fill_mapping(struct ns *ns, uint64_t first, uint64_t n)
 }
 
 /* Used slots lie before those that may leave, more than a search looks at in an iteration of the event loop. */
-Test(mapping_slots_wide, unused_blocks_behind_many_used_ones_leave)
+Test(mapping_slots_wide, unused_blocks_after_many_used_ones_leave)
 {
     uint32_t slots = 6 * 256, used = slots - 100;
     block_ref *ref = calloc(used, sizeof(*ref)), late;

@@ -70,7 +70,7 @@ static void *publish_all(void *arg)
     return NULL;
 }
 
-Test(published, a_reader_beside_the_loop_sees_whole_ones_in_order)
+Test(published, a_reader_alongside_the_loop_sees_whole_ones_in_order)
 {
     uint64_t last = 0, different = 0;
     pthread_t loop;

@@ -1,4 +1,4 @@
-/* The estimate beside an exact LRU stack, on the workloads of the eviction study; -v prints both. */
+/* The estimate against an exact LRU stack, on the workloads of the eviction study; -v prints both. */
 #include "daemon/trace/reuse.h"
 #include "tests/reference/policy_workloads.h"
 

@@ -193,7 +193,7 @@ Test(lookup_table_model, what_goes_is_not_seen_again)
     }
 }
 
-/* Whatever comes and goes around it, in its own bucket or behind. */
+/* Whatever comes and goes around it, in its own bucket or after. */
 Test(lookup_table_model, what_stays_is_always_seen)
 {
     unsigned seen[4][4], runs = 0;
@@ -204,7 +204,7 @@ Test(lookup_table_model, what_stays_is_always_seen)
         record();
         set(key(0, 0), 0);
         set(key(10, 9), 1); /* with the same tag */
-        set(key(11, 9), 2); /* behind */
+        set(key(11, 9), 2); /* after */
         set(key(11, 9), 0);
         runs += explore(key(9, 9), seen);
         ONLY(seen, {3, 3});
@@ -212,7 +212,7 @@ Test(lookup_table_model, what_stays_is_always_seen)
     cr_expect_gt(runs, 200u);
 }
 
-/* It lies two buckets behind its own, and one that lay there, too, or further, goes. */
+/* It lies two buckets after its own, and one that lay there, too, or further, goes. */
 Test(lookup_table_model, what_stays_far_behind_is_always_seen)
 {
     unsigned seen[4][4], runs = 0;
@@ -221,7 +221,7 @@ Test(lookup_table_model, what_stays_far_behind_is_always_seen)
         begin(7);
         for (unsigned i = 0; i < 7; i++) /* of the next bucket */
             set(key(20 + i, i) + 1, 1);
-        for (unsigned i = 0; i < 8; i++) /* until one of its own lies three behind it */
+        for (unsigned i = 0; i < 8; i++) /* until one of its own lies three after it */
             set(key(10 + i, 9), i == first ? 3 : 1);
         cr_assert_eq(
             ucm_lookup_table_find(

@@ -9,7 +9,7 @@
 
 /* ---- a model ----
  *
- * A slot has two words. The daemon fills it anew twice; a reader was told the place after the first time. Each
+ * A slot has two words. The daemon fills it again twice; a reader was told the place after the first time. Each
  * process has a list of steps and what must come before what; every other order may happen, be it by processor
  * or compiler. The model runs all of them, and counts those in which the reader believes what it must not. */
 
@@ -180,7 +180,7 @@ static void *writer(void *arg)
     return NULL;
 }
 
-Test(mapping_table, a_reader_beside_a_writer)
+Test(mapping_table, a_reader_alongside_a_writer)
 {
     uint64_t place, copy[WORDS], right = 0;
     pthread_t thread;

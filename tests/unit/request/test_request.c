@@ -214,7 +214,7 @@ Test(request, a_dump_that_is_cancelled_opens_no_more)
     cr_expect_eq(index_blocks(rig.index), 0u);
 }
 
-/* ---- small loads beside large ones ---- */
+/* ---- small loads alongside large ones ---- */
 
 static void iterations(void)
 {

@@ -1,5 +1,5 @@
-/* Sequences and selections whatever happens beside them: reads that fail, evictions by name, connections and
- * sequences that end in any state. */
+/* Sequences and selections whatever happens alongside them: reads that fail, evictions by name, connections
+ * and sequences that end in any state. */
 #include "tests/unit/request/summary_rig.h"
 
 TestSuite(summary_sequence, .init = open_all, .fini = close_all);

@@ -1,5 +1,5 @@
-/* Builds of summaries whatever happens beside them: reads that fail or hang, evictions, full memory, connections
- * that end, a daemon that stops. */
+/* Builds of summaries whatever happens alongside them: reads that fail or hang, evictions, full memory,
+ * connections that end, a daemon that stops. */
 #include "tests/unit/request/summary_rig.h"
 
 TestSuite(summaries, .init = open_all, .fini = close_all);

@@ -1,4 +1,4 @@
-/* A root in a directory, for tests: the program that the build made, beside the daemon that is
+/* A root in a directory, for tests: the program that the build made, next to the daemon that is
  * tested. */
 #ifndef UCMD_TESTS_SHARE_DIRECTORY_H
 #define UCMD_TESTS_SHARE_DIRECTORY_H

@@ -132,7 +132,7 @@ int unlinkat(int directory, const char *name, int flags)
     return (int)syscall(SYS_unlinkat, directory, name, flags);
 }
 
-/* Ends with an error behind the third entry. */
+/* Ends with an error after the third entry. */
 struct dirent *readdir(DIR *dir)
 {
     static struct dirent *(*real)(DIR *);
@@ -179,8 +179,8 @@ Test(directory, files_of_which_nothing_can_be_learnt_are_counted)
     free(l.files);
 }
 
-/* Another host removed the bucket, and made it anew, while it was read: no file is there twice. */
-Test(directory, a_list_that_went_stale_is_read_anew)
+/* Another host removed the bucket, and made it again, while it was read: no file is there twice. */
+Test(directory, a_list_that_went_stale_is_read_again)
 {
     struct directory_listing l = {.root = root, .bucket = BUCKET};
 

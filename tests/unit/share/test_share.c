@@ -75,7 +75,7 @@ Test(share, a_read_asks_the_other_roots_when_the_hint_is_wrong)
     cr_assert_eq(load(&p, 10, 0), -EIO, "the root that failed might have it");
 }
 
-Test(share, a_hung_root_leaves_time_for_those_behind_it)
+Test(share, a_hung_root_leaves_time_for_those_after_it)
 {
     struct part p;
     uint64_t from;

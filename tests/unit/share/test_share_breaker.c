@@ -41,12 +41,12 @@ Test(share_breaker, one_trial_after_the_pause)
     cr_assert_leq(until, 1000 + BREAKER_PAUSE_MS * 5 / 4);
     cr_assert_not(breaker_try(&b, until - 1));
     cr_assert(breaker_try(&b, until));
-    cr_assert_not(breaker_try(&b, until), "a second trial beside the first");
+    cr_assert_not(breaker_try(&b, until), "a second trial alongside the first");
     cr_assert(breaker_good(&b));
     cr_assert(breaker_closed(&b));
 }
 
-Test(share_breaker, pauses_double_up_to_the_longest_and_begin_anew)
+Test(share_breaker, pauses_double_up_to_the_longest_and_begin_again)
 {
     uint64_t now = open_at(0), pause = BREAKER_PAUSE_MS;
 

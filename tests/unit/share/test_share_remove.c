@@ -218,7 +218,7 @@ Test(share_remove, a_stop_ends_it)
     cr_expect_eq(outcome(&two, 1000), -ECANCELED);
 }
 
-/* What a lookup had found before is not remembered behind the removal. */
+/* What a lookup had found before is not remembered after the removal. */
 Test(share_remove, what_was_found_before_is_not_known_afterwards)
 {
     struct block_file_id id = rig_id(1);

@@ -1,4 +1,4 @@
-/* Secrets in a directory: one for all who use it, another one behind a purge, and what becomes of
+/* Secrets in a directory: one for all who use it, another one after a purge, and what becomes of
  * questions when it can't be had. */
 /* Sanitizers: thread */
 #include "daemon/encryption/secrets.h"

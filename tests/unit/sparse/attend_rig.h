@@ -92,7 +92,7 @@ struct rig_pool {
     uint8_t *bytes;
 };
 
-/* K, V or K beside V of a token and head, with `gap` elements between rows. */
+/* K, V or K next to V of a token and head, with `gap` elements between rows. */
 static inline struct ucm_attend_spec rig_attend(uint32_t dtype, uint32_t tokens, uint32_t kv_heads,
                                                 uint32_t group, uint32_t d, uint32_t v_d,
                                                 uint32_t gap)

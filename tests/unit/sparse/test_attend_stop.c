@@ -22,7 +22,7 @@ struct sequence {
     struct ucm_stop_list list;
     struct ucm_attend_state state;
     struct ucm_stop_row rows[ROWS];
-    uint32_t window; /* blocks that are attended first; they come behind list and beyond */
+    uint32_t window; /* blocks that are attended first; they come after list and beyond */
 };
 
 static void summary_plan(struct ucm_summary_plan *plan, uint32_t method,
@@ -275,7 +275,7 @@ Test(attend_stop, the_certificate_is_never_above_the_truth)
     }
 }
 
-/* A block behind whose bound there is nothing known keeps the share at 0 while it is left. */
+/* A block after whose bound there is nothing known keeps the share at 0 while it is left. */
 Test(attend_stop, nothing_is_known_of_keys_that_are_no_numbers)
 {
     struct ucm_stop_spec stop = {UCM_STOP_CERTIFIED, 1, 0.5f};

@@ -91,7 +91,7 @@ Test(entries, a_shape_that_does_not_fit_is_refused)
     refused(bad, "layer_heads times numbers is");
 }
 
-/* Each array lies in the memory, aligned and behind the one before. */
+/* Each array lies in the memory, aligned and after the one before. */
 static void check_layout(struct ucm_entries_shape n)
 {
     struct ucm_entries s;
@@ -123,7 +123,7 @@ static void check_layout(struct ucm_entries_shape n)
     cr_assert(base + ucm_entries_bytes(&n) < end + 64);
 }
 
-Test(entries, arrays_of_any_size_lie_behind_one_another)
+Test(entries, arrays_of_any_size_lie_after_one_another)
 {
     char why[UCM_ENTRIES_WHY];
     struct ucm_entries_shape large = {.layer_heads = 80,

@@ -1,4 +1,5 @@
-/* Random steps on kernels/entries beside a model that keeps no table, no counts and no free entries, and searches for everything. */
+/* Random steps on kernels/entries against a model that keeps no table, no counts and no free entries, and searches for
+ * everything. */
 #include "kernels/entries/entries.h"
 
 #include <criterion/criterion.h>

@@ -83,7 +83,7 @@ Test(nvme_budget, so_is_one_that_is_emptied_ahead)
     expect_small_drops(50);
 }
 
-/* ---- writes beside small requests ---- */
+/* ---- writes alongside small requests ---- */
 
 #define NARROW_WRITES 2048u
 #define NARROW_MAX 2u

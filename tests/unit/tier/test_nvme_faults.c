@@ -59,7 +59,7 @@ static void truncated(enum config_io io)
 
     stored(io, 10);
     rig_path(0, path);
-    /* part 5 loses its tail, those behind it everything */
+    /* part 5 loses its tail, those after it everything */
     cut_at = place_offset(&rig.parts[5].place) + 3 * NVME_PAGE + 100;
     cr_assert_eq(truncate(path, cut_at), 0);
     rig_read(0, 10, 0);

@@ -31,7 +31,7 @@ Test(nvme_format, record_round_trip)
     cr_assert_eq(memcmp(&out, &record, sizeof(out)), 0);
 }
 
-/* Checksums of layers lie behind the fields that every version has. */
+/* Checksums of layers lie after the fields that every version has. */
 Test(nvme_format, record_with_layers)
 {
     uint64_t sums[NVME_LAYERS_MAX];

@@ -210,7 +210,7 @@ Test(nvme_layers, a_place_that_is_gone)
     cr_assert_eq(layers_submit(0, 3, 1), -ESTALE);
 }
 
-/* The file ends behind the header, or before it. */
+/* The file ends after the header, or before it. */
 Test(nvme_layers, a_file_that_is_cut)
 {
     stored(CONFIG_IO_THREADS, 2);

@@ -265,7 +265,7 @@ Test(nvme_ns_records, what_nobody_wants_goes)
     for (unsigned i = 0; i < 70; i++)
         cr_assert_eq(keep(2, 2000 + i), 0);
     ns_records_prune(&names, is_even, NULL);
-    cr_assert_eq(keep(400, 1000), 0); /* with this one it is written anew */
+    cr_assert_eq(keep(400, 1000), 0); /* with this one it is written again */
     cr_expect_eq(file_pages(0), 83);
     cr_expect_eq(file_pages(1), 83);
     reopen();
@@ -310,7 +310,7 @@ Test(nvme_ns_records, each_directory_is_enough)
     cr_expect_eq(names.count, 5u);
 }
 
-/* A start removes what was left; what can't be written anew goes on growing. */
+/* A start removes what was left; what can't be written again goes on growing. */
 Test(nvme_ns_records, a_rewrite_that_fails_loses_nothing)
 {
     char path[128], left[160];

@@ -65,7 +65,7 @@ static void again_cb(struct tier_ns_record *record, int status)
     ask(&asked[again], 1, again, false);
 }
 
-/* A purge of a namespace whose record waits, too, comes behind it; and a callback may ask for more. */
+/* A purge of a namespace whose record waits, too, comes after it; and a callback may ask for more. */
 Test(nvme_ns_turns, records_of_one_namespace_keep_their_order)
 {
     static struct asked before, first, purge, second;

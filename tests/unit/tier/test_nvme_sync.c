@@ -75,7 +75,7 @@ static void first_cb(struct tier_io *io, int status)
 }
 
 /* The callback asks for the next: that is another sync, though the one has only just ended. */
-Test(nvme_sync, what_is_asked_for_behind_one_waits_for_the_next)
+Test(nvme_sync, what_is_asked_for_after_one_waits_for_the_next)
 {
     open_rig(CONFIG_IO_AUTO);
     cr_assert_eq(rig_write(0, 2, 50000), 2);
@@ -96,7 +96,7 @@ Test(nvme_sync, what_lies_no_more_can_not_be_synced)
     cr_assert_eq(part_submit(0, TIER_SYNC), -ESTALE);
 }
 
-/* Records behind a header that was never written are not found by a later start. */
+/* Records after a header that was never written are not found by a later start. */
 Test(nvme_sync, records_without_their_segments_header_are_not_durable)
 {
     open_rig(CONFIG_IO_THREADS);

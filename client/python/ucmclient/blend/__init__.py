@@ -1,4 +1,4 @@
-"""Chunks of tokens whose KV serves behind any beginning.
+"""Chunks of tokens whose KV serves after any beginning.
 
     chunks = blend.Chunks(client, identity)
     spans = blend.split(tokens, separator)

@@ -154,7 +154,7 @@ class ChunkPages:
 
 
 def store_prefix(plan: Plan, region: Region, keys: Sequence[bytes], blocks: Blocks, *, first_block: int = 0, **options: Any) -> Task:
-    """Stores blocks of a request under prefix keys, from its block first_block on. Raises BlendedError where one of them is behind a re-rotated
+    """Stores blocks of a request under prefix keys, from its block first_block on. Raises BlendedError where one of them is after a re-rotated
     block. options: as for Region.dump."""
     plan.check_prefix(first_block, len(keys))
     return region.dump(list(keys), blocks, **options)

@@ -4,7 +4,7 @@
         answer = complete(prompt=piece.tokens, max_tokens=500 if piece.last else 1, **piece.body)
 
 Each piece is a request that goes when the one before it has ended: what that left in the engine's own prefix cache is its local hit, the chunk
-behind that comes from the daemon, and it computes the rest. Needs no engine.
+after that comes from the daemon, and it computes the rest. Needs no engine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .spans import Span, check_spans
 
 #: What the cache salt of each request begins with that may load re-rotated blocks. Nothing of such a request is stored.
 SALT = "ucmd-chunks:"
-#: In kv_transfer_params: a request's chunks, as [begin, end] of the prompt; how many first tokens of each are computed anew; and that the prompt is a
+#: In kv_transfer_params: a request's chunks, as [begin, end] of the prompt; how many first tokens of each are computed again; and that the prompt is a
 #: chunk by itself, to be stored as one.
 CHUNKS, FIRST, STORE = "ucmd_chunks", "ucmd_first", "ucmd_store_chunk"
 
@@ -28,7 +28,7 @@ STORE_BODY: dict[str, Any] = {"kv_transfer_params": {STORE: True}}
 
 @dataclass(frozen=True)
 class Piece:
-    """The first tokens of a prompt, as a request. chunks: those of which blocks may be loaded. first: computed anew of each. last: it is the whole prompt."""
+    """The first tokens of a prompt, as a request. chunks: those of which blocks may be loaded. first: computed again of each. last: it is the whole prompt."""
 
     tokens: Sequence[int]
     chunks: tuple[Span, ...]
@@ -49,12 +49,12 @@ def reused_from(span: Span, first: int) -> int:
 
 
 def reusable(spans: Sequence[Span], first: int, block_tokens: int) -> list[Span]:
-    """The chunks of which an engine with such blocks loads any: those that begin with one, and are longer than what is computed anew."""
+    """The chunks of which an engine with such blocks loads any: those that begin with one, and are longer than what is computed again."""
     return [s for s in spans if s.start % block_tokens == 0 and s.start + len(s) // block_tokens * block_tokens > reused_from(s, first)]
 
 
 def join(chunks: Sequence[Sequence[int]], filler: int, block_tokens: int) -> tuple[list[int], list[Span]]:
-    """A prompt of these chunks, and where they stand: each begins with a block, behind as many tokens `filler` (a line's end, say) as that takes."""
+    """A prompt of these chunks, and where they stand: each begins with a block, after as many tokens `filler` (a line's end, say) as that takes."""
     tokens: list[int] = []
     spans = []
     for chunk in chunks:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BlendedError(ValueError):
-    """KV that was computed beside re-rotated blocks, or not at a chunk's own start, was to be stored."""
+    """KV that was computed alongside re-rotated blocks, or not at a chunk's own start, was to be stored."""
 
 
 class Load(NamedTuple):

@@ -1,4 +1,4 @@
-"""Which tokens of reused chunks are computed anew."""
+"""Which tokens of reused chunks are computed again."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class First:
 
 @dataclass(frozen=True)
 class Hkvd:
-    """Those whose K deviates most from what a computation behind the request's own tokens gives, in chosen early layers (CacheBlend, Yao
-    et al., arXiv 2405.16444). All tokens pass the layers up to the first that chooses, and the chosen ones those behind it.
+    """Those whose K deviates most from what a computation after the request's own tokens gives, in chosen early layers (CacheBlend, Yao
+    et al., arXiv 2405.16444). All tokens pass the layers up to the first that chooses, and the chosen ones those after it.
 
     layers: those that choose. ratio: the share of the reused tokens that goes on, for all of them or for each layer; it must not grow. threshold:
     instead of a share, those go on whose deviation is more than that times the mean. The deviation of a token is the sum over its KV heads and
@@ -58,7 +58,7 @@ class Hkvd:
         return list(self._ratios)
 
     def choose(self, layer: int, deviation: Sequence[float], reused: int) -> list[int]:
-        """Which of the tokens go on behind that layer, as indices of `deviation`, in order. reused: how many tokens were reused at first. Of
+        """Which of the tokens go on after that layer, as indices of `deviation`, in order. reused: how many tokens were reused at first. Of
         equals the earlier go on; NaN counts as more than any number."""
         values = _numbers(deviation)
         if self.threshold is not None:
@@ -70,12 +70,12 @@ class Hkvd:
 
 @dataclass(frozen=True)
 class Asked:
-    """Those that the tokens behind the last chunk, the question, attend to most (as ProphetKV, Wang et al., arXiv 2602.02579, and FusionRAG, Wang et al.,
+    """Those that the tokens after the last chunk, the question, attend to most (as ProphetKV, Wang et al., arXiv 2602.02579, and FusionRAG, Wang et al.,
     arXiv 2601.12904, choose by the query). What is not reused and the first tokens of each chunk are computed; then the share of the reused tokens that drew
     the most attention meanwhile, over all layers and heads, and the question once more.
 
     ratio: the share. first: how many of the first tokens of each chunk. depth: the share of layers, from the first on, in which the chosen ones are computed;
-    behind these they keep the K and V that were loaded. queries: at most so many of the question's last tokens say what they attend to."""
+    after these they keep the K and V that were loaded. queries: at most so many of the question's last tokens say what they attend to."""
 
     ratio: float = 0.08
     first: int = 16

@@ -245,7 +245,7 @@ class Runner:
     def prefill(
         self, tokens: Sequence[int], spans: Sequence[Span], policy: Policy, *, step: int = 0, prefixes: bool = True
     ) -> tuple[torch.Tensor, BlendCache]:
-        """A request's logits behind its last token, and its cache. step: computes so many tokens' positions at a time; 0: all at once. Where not all tokens
+        """A request's logits after its last token, and its cache. step: computes so many tokens' positions at a time; 0: all at once. Where not all tokens
         are computed, attention has a mask of a row for each that is, as long as the tokens up to the step's end. prefixes: begins with the longest cached
         prefix, and stores the exact blocks that it computed."""
         cache = self._new_cache(len(tokens))
@@ -264,7 +264,7 @@ class Runner:
         return logits, cache
 
     def generate(self, tokens: Sequence[int], logits: torch.Tensor, cache: BlendCache, n: int) -> list[int]:
-        """n tokens behind a prefill, the likeliest each."""
+        """n tokens after a prefill, the likeliest each."""
         out: list[int] = []
         for position in range(len(tokens), len(tokens) + n):
             out.append(int(logits.argmax()))
@@ -328,7 +328,7 @@ class Runner:
         return logits
 
     def _asked(self, tokens: Sequence[int], plan: Plan, policy: Asked, cache: BlendCache, step: int) -> Optional[torch.Tensor]:
-        """Computes what the plan says, and asks the tokens behind the last chunk that is reused; then the reused tokens that these attend to most, and
+        """Computes what the plan says, and asks the tokens after the last chunk that is reused; then the reused tokens that these attend to most, and
         these again."""
         behind = min(plan.spans[plan.loads[-1].chunk].end, len(tokens) - 1)
         question = _between(plan.compute, behind, len(tokens))
@@ -355,7 +355,7 @@ class Runner:
         attended: Optional[_Attended] = None,
         leaving: Optional[tuple[int, int]] = None,
     ) -> Optional[torch.Tensor]:
-        """The plan's positions in [begin, end), which become K and V in the cache. leaving: so many layers compute all of them, those behind only positions
+        """The plan's positions in [begin, end), which become K and V in the cache. leaving: so many layers compute all of them, those after only positions
         from there on. -> the logits of the request's last token, if it is one of them."""
         choosing = selecting(plan.policy) if plan.reused else []
         always = _between(plan.compute, begin, end)

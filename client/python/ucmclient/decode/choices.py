@@ -19,7 +19,7 @@ class Refused(ValueError):
 @dataclass(frozen=True)
 class Rounds:
     """How a list stops while attention runs, for cuda.Steps: enum ucm_cuda_decode_rule. rule: psa, estimated or certified; eps: the share
-    to cover; every: rounds end behind multiples of so many blocks; windows: blocks that come first. known: what the summary's scores say,
+    to cover; every: rounds end after multiples of so many blocks; windows: blocks that come first. known: what the summary's scores say,
     "estimates" or "bounds" of weights, or nothing (""). rounds: of a layer, at most; with one, all that was chosen is attended, and what
     it covers is reported. least: blocks that are attended at least."""
 
@@ -209,7 +209,7 @@ class _OfPolicy(Choices):
 @dataclass(frozen=True)
 class Room:
     """A worker's memory for sparse decoding. entries: of the pool; rows: of summaries. stream: places for whole layers of blocks
-    beside these, through which prefill reads blocks that have no pages any more."""
+    besides these, through which prefill reads blocks that have no pages any more."""
 
     entries: int
     rows: int

@@ -281,7 +281,7 @@ class Steps(_OnGpu):
 
     def register_mapping(self, mapping: SharedMapping, most: int = 1) -> int:
         """Registers at most so many of the mapping's slabs that the GPU does not know yet with the driver, which takes milliseconds each;
-        how many are left. Any thread may call it beside steps; places() registers what is left."""
+        how many are left. Any thread may call it alongside steps; places() registers what is left."""
         left = c_uint32()
         native.check(native.library().ucm_cuda_decode_mapping_register(self.handle, mapping.handle, most, byref(left)))
         return left.value
@@ -299,7 +299,7 @@ class Steps(_OnGpu):
 
     def unserved(self, stream: Any = None, *, first_layer: bool = False) -> list[Key]:
         """What the last step did not get, each layer head once, by layers; or a part of it, if LIST_FULL. first_layer: only what the first
-        layer that lacked something did not get: the layers behind it chose by queries that the next run will not have."""
+        layer that lacked something did not get: the layers after it chose by queries that the next run will not have."""
         room, n, where = max(self.result().unserved, 1), c_uint32(), self._stream(stream)
         while True:
             out = (native.Key * room)()

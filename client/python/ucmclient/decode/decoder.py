@@ -106,7 +106,7 @@ class Decoder(Supply):
         self.missing: dict[_Key, list[Sequence]] = {}
         #: Of serve(): sequences for whose blocks there were too few entries.
         self.crowded: set[Sequence] = set()
-        #: What is behind a layer that misses blocks gets no entries: its choices are worthless.
+        #: What is after a layer that misses blocks gets no entries: its choices are worthless.
         self._careful = False
 
     # ---- what the supply asks ----

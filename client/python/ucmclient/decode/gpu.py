@@ -229,7 +229,7 @@ class GpuDecoder(Supply):
 
     def serve(self) -> set[Sequence]:
         """Gathers what the step did not get, for another run. Those whose blocks did not come: compute them again; they are closed by
-        the caller. If two runs behind each other found too few entries, all sequences are `crowded`: run without some of them."""
+        the caller. If two runs after each other found too few entries, all sequences are `crowded`: run without some of them."""
         full = bool(self.steps.result().flags & Flag.FULL)
         self.crowded, self._full = (set(self.sequences.values()) if full and self._full else set()), full
         self.counts.full += full

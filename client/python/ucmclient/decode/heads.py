@@ -10,7 +10,7 @@ from ..sparse.tensors import SIZES, dtype_number
 
 
 class HeadBytes:
-    """K of all tokens, one behind the other, then V: what an entry of a KV head holds."""
+    """K of all tokens, one after the other, then V: what an entry of a KV head holds."""
 
     def __init__(self, of: Shape):
         at, size = of.native(), SIZES[dtype_number(of.dtype)]

@@ -119,7 +119,7 @@ class LayerChoices:
         return self._chosen[source]
 
     def ranked(self, layer: int, candidates: Any) -> Optional[Ranked]:
-        """For Steps.layer, behind that layer's selection."""
+        """For Steps.layer, after that layer's selection."""
         if self.choices.rounds is None:
             return None
         return Ranked(self.select, candidates, self.least[layer], self.reports[layer])

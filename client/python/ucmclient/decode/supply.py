@@ -32,7 +32,7 @@ _MAX_ITEMS = 16384
 _REF_AGAIN = 0.25
 #: So long a reference waits at first, to see whether blocks have to be read from below DRAM.
 _LOOK = 0.25
-#: Such blocks come beside the steps, which gather what they need meanwhile. A reference asks for so many, its step waits so long for it, and none
+#: Such blocks come alongside the steps, which gather what they need meanwhile. A reference asks for so many, its step waits so long for it, and none
 #: begins sooner after the one before.
 _BESIDE, _BESIDE_WAIT, _BESIDE_PAUSE = 256, 0.01, 0.05
 #: Keys that keep_beside() asks for at once; and the shortest wait of a reference, which the daemon counts in ms.
@@ -88,8 +88,8 @@ class Counts:
 class Sequence:
     """Of one request. number: for Entries. keys, rows: of its candidates from the first block on. kept: so many of its first
     blocks are in the daemon, and stay there; asked: of so many it was asked whether it has them. referenced: of so many it was asked to have
-    them in the mapping. coming: what keep_beside() was told of the blocks behind these, and update() has not seen yet; it asks nothing
-    before `again`, `pause` behind an answer that brought nothing. taken: entries that the last run of a step used for it."""
+    them in the mapping. coming: what keep_beside() was told of the blocks after these, and update() has not seen yet; it asks nothing
+    before `again`, `pause` after an answer that brought nothing. taken: entries that the last run of a step used for it."""
 
     name: str
     number: int
@@ -413,7 +413,7 @@ class Supply:
         sequence.referenced = first + (len(referenced) if all_of_it else self._placeless(referenced))
 
     def _take(self, sequence: Sequence) -> None:
-        """What of it lies in the mapping already. The rest comes beside steps."""
+        """What of it lies in the mapping already. The rest comes alongside steps."""
         mapping = self._mapping
         referenced = self._ask_mapping(sequence, min(sequence.kept, len(sequence.rows)), URGENT, GLANCE)
         if mapping is not None and referenced is not None:
@@ -441,7 +441,7 @@ class Supply:
 
     def _ref(self, sequence: Sequence) -> None:
         """Asks the daemon to bring what it keeps into the mapping. For a block that is referenced already it answers the place again. What is
-        copied within DRAM is waited for; what has to be read comes in parts, beside the steps."""
+        copied within DRAM is waited for; what has to be read comes in parts, alongside the steps."""
         left, until = self.deadline, time.monotonic() + self.deadline
         while left > 0 and not sequence.below and self._ref_some(sequence, _ALL, URGENT, min(_LOOK, left)):
             left = until - time.monotonic()

@@ -80,7 +80,7 @@ def weights_of(settings: Settings, model: str, told: Mapping[str, Any], drafts: 
                of_all_ranks: Callable[[Any], Sequence[Any]] = _one_rank) -> str:
     """For an identity's revision: what tells weights apart that have one name. model: its name, or a path. Its files' sizes and times, or a hub's commit,
     count unless the user names the weights. Where nobody knows which files were read, this engine shares with no other. told: what else the engine's user
-    said of them. drafts: names and revisions of models whose KV lies beside it. of_all_ranks: from what this rank says to what each of the engine's ranks
+    said of them. drafts: names and revisions of models whose KV lies next to it. of_all_ranks: from what this rank says to what each of the engine's ranks
     says, in one order; all of them call it, unless the user names the weights, and get one revision, also where one of them alone is in doubt."""
     known: dict[str, Any] = {"model": model, "told": {name: str(value) for name, value in told.items()}}
     if settings.revision is None:

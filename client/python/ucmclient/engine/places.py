@@ -5,7 +5,7 @@
     store.save(keys, plan)                            # -> [True, True]
 
 Addresses are resolved to registered memory. Fragments in a SharedMemory's or a GPU's allocation become a region of the daemon's if their blocks
-lie one behind another, fragment by fragment, as paged KV caches have them; then the daemon copies by itself. Other memory of the host goes through a
+lie one after another, fragment by fragment, as paged KV caches have them; then the daemon copies by itself. Other memory of the host goes through a
 SharedMemory of this module. Other memory of a GPU is refused.
 
 Threads may share a PlaceStore, but plan() wants the engine's own thread if addresses are a GPU's. Memory stays allocated until close()."""
@@ -50,7 +50,7 @@ class _Allocation:
 
 @dataclass(frozen=True)
 class _Where:
-    """Of block 0 of a layer: the address of each fragment, and the allocation that it lies in. Block b's fragment is b fragments behind."""
+    """Of block 0 of a layer: the address of each fragment, and the allocation that it lies in. Block b's fragment is b fragments after."""
 
     starts: Any
     sizes: Any
@@ -211,7 +211,7 @@ class PlaceStore(Kept):
         if group is not None:
             group.add(layer, where)
         elif any(of is not None and of.gpu is not None for of in found):
-            raise Unreachable("memory of a GPU whose blocks do not lie one behind another: paged KV caches, in which they do, are right")
+            raise Unreachable("memory of a GPU whose blocks do not lie one after another: paged KV caches, in which they do, are right")
         return group
 
     def _allocation_of(self, at: int, size: int) -> Optional[_Allocation]:

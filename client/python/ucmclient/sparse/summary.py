@@ -92,7 +92,7 @@ class Summary:
         self.bytes: int = size.value
 
     def compute(self, kv: Any, n: Optional[int] = None, stride: Optional[int] = None) -> Summaries:
-        """Summaries of n blocks (or layers), the first at the tensor's begin, each `stride` bytes behind the one before.
+        """Summaries of n blocks (or layers), the first at the tensor's begin, each `stride` bytes after the one before.
         By default n is the tensor's first dimension, and the blocks follow each other without a gap."""
         source = Tensor(kv, "kv")
         if source.dtype is not None:

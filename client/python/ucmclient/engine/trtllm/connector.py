@@ -147,7 +147,7 @@ class UcmWorker(KvCacheConnectorWorker):
         pass
 
     def wait_for_save(self, stream: Any) -> None:
-        """Begins to save, behind the forward pass; start_load_kv of the next step waits."""
+        """Begins to save, after the forward pass; start_load_kv of the next step waits."""
         meta = self._metadata
         if meta is None or not meta.save:
             return
@@ -264,7 +264,7 @@ class UcmScheduler(KvCacheConnectorScheduler):
         return False
 
     def request_reset(self, request: Any) -> None:
-        """Its pages are given back, and it is looked up again before it runs. A TensorRT-LLM behind 035ab91 calls this."""
+        """Its pages are given back, and it is looked up again before it runs. A TensorRT-LLM after 035ab91 calls this."""
         self._forget(request.request_id)
 
     def _forget(self, number: int) -> None:
@@ -279,7 +279,7 @@ def _chain(parent: bytes, tokens: Sequence[int], block: int) -> list[bytes]:
 
 
 def _drafts(args: Any) -> list[tuple[str, Optional[str]]]:
-    """Models that draft, whose KV may lie beside the model's."""
+    """Models that draft, whose KV may lie next to the model's."""
     of = getattr(args, "speculative_config", None)
     named = [getattr(of, name, None) for name in ("speculative_model", "speculative_model_dir")]
     return [(str(name), None) for name in named if name]
@@ -299,7 +299,7 @@ def _adapter(request: Any, adapters: dict[tuple[Any, str], str]) -> Optional[str
 
 
 def _seed(request: Any, adapters: dict[tuple[Any, str], str]) -> Optional[bytes]:
-    """Stands for what changes KV beside tokens. None: it can't be told, so nothing is shared. adapters: as they were when they came first."""
+    """Stands for what changes KV besides tokens. None: it can't be told, so nothing is shared. adapters: as they were when they came first."""
     images = getattr(request, "multimodal_hashes", None)
     if not images and (getattr(request, "multimodal_positions", None) or getattr(request, "multimodal_lengths", None)):
         return None

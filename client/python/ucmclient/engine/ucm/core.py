@@ -83,7 +83,7 @@ class Store:
         return self.places.drop([key_of(block) for block in blocks])
 
     def start(self, verb: str, blocks: Sequence[bytes], shards: Sequence[int], rows: Any, event: int = 0) -> tuple[int, Future]:
-        """A number from 1 on, and what becomes the task's end. event: a cudaEvent_t behind which the bytes are there."""
+        """A number from 1 on, and what becomes the task's end. event: a cudaEvent_t after which the bytes are there."""
         if len(blocks) != len(shards):
             raise Refused(f"{len(blocks)} blocks and {len(shards)} shards: one for each block is right")
         try:

@@ -1,6 +1,6 @@
-"""What tells LoRA adapters apart, beside the name by which the engine hashes them.
+"""What tells LoRA adapters apart, besides the name by which the engine hashes them.
 
-An adapter's files may be others when the engine reads them than when a request is looked up, and others again when it reads them anew. So the scheduler's
+An adapter's files may be others when the engine reads them than when a request is looked up, and others again when it reads them again. So the scheduler's
 half says with each copy which version its keys stand for, and the workers' halves, in whose processes adapters are read, take part in no copy of another one.
 """
 

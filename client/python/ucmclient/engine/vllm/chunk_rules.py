@@ -20,7 +20,7 @@ from .settings import Settings
 _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 #: Attention backends that keep a token's channels of a head side by side.
 ROWS = {"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION"}
-#: That of CPUs, and the instruction sets for which it keeps K of a head with the tokens of a channel side by side, and V behind it.
+#: That of CPUs, and the instruction sets for which it keeps K of a head with the tokens of a channel side by side, and V after it.
 COLUMNS, _COLUMN_SETS = "CPU_ATTN", ("vec", "vec16")
 
 

@@ -1,4 +1,4 @@
-"""The worker's half of an engine with the setting `chunks`: beside that of prefixes one whose loads re-rotate K, over the same pages."""
+"""The worker's half of an engine with the setting `chunks`: besides that of prefixes one whose loads re-rotate K, over the same pages."""
 
 from __future__ import annotations
 

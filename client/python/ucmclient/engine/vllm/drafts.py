@@ -1,4 +1,4 @@
-"""Speculative decoding whose draft keeps KV of its own (EAGLE, MTP, draft models): its layers lie beside the model's in each block
+"""Speculative decoding whose draft keeps KV of its own (EAGLE, MTP, draft models): its layers lie next to the model's in each block
 (docs/vllm.md, "Draft layers"). Reads vLLM's configuration objects by attribute, without importing vLLM.
 """
 

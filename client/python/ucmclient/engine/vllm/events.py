@@ -83,7 +83,7 @@ class EventFeed:
         fresh = self._since == _END
         page = ask(client, "events", since=self._since, limit=_PAGE, wait_ms=0 if fresh else _WAIT_MS, tokens=True)
         if fresh or page["lost"] or page["instance"] != self._instance:
-            # The connection may be one to another daemon than before, which numbers namespaces anew.
+            # The connection may be one to another daemon than before, which renumbers namespaces .
             self._instance, self._since, self._ns = page["instance"], page["last"], _number_of(client, fingerprint)
             self._tell_difference(client)
             return self._ns != 0

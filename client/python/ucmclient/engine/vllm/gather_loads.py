@@ -123,7 +123,7 @@ class GatheringWorker(WorkerHalf):
 
     def finished(self) -> tuple[set[str], set[str]]:
         """Tells of no load into whose pages this rank still gathers. The engine takes a step's output before its stream has ended what comes
-        behind the model, and may then give the pages to another load, which does not wait for that stream."""
+        after the model, and may then give the pages to another load, which does not wait for that stream."""
         over = [one for one in self._gathered if one[2] is None or one[2].query()]
         self._gathered = [one for one in self._gathered if one not in over]
         for copy, failed, _ in over:

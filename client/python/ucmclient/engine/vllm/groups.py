@@ -35,7 +35,7 @@ class Group:
     number: int
     kind: str
     block_tokens: int
-    #: Tokens behind which nothing is needed any more; 0: all are.
+    #: Tokens after which nothing is needed any more; 0: all are.
     reach: int
     layers: tuple[str, ...]
     #: Of recurrent layers: what a state's bytes are.
@@ -82,7 +82,7 @@ def groups_of(kv_cache_config: Any) -> Optional[list[Group]]:
     unknown = [kv_cache_config.kv_cache_groups[i].kv_cache_spec for i, one in enumerate(groups) if one is None]
     if unknown:
         raise Unsupported(
-            f"KV cache of kind {_names(unknown[0])} is not supported beside others: full attention, MLA, sliding windows and "
+            f"KV cache of kind {_names(unknown[0])} is not supported alongside others: full attention, MLA, sliding windows and "
             "recurrent states are; models with chunked local attention work with --disable-hybrid-kv-cache-manager"
         )
     return [one for one in groups if one is not None]

@@ -39,7 +39,7 @@ def check_head_groups(settings: Settings, hybrid: bool) -> None:
         "encoding": settings.encoding != "none", "summaries": settings.summaries is not None, "sparse": settings.sparse is not None,
     }
     for name in (name for name, used in others.items() if used and settings.head_groups):
-        raise Unsupported(f'head_groups: not supported beside {name}: remove the setting "{name}", {_REMEDY}')
+        raise Unsupported(f'head_groups: not supported alongside {name}: remove the setting "{name}", {_REMEDY}')
     if hybrid and settings.head_groups:
         raise Unsupported(
             "head_groups: not supported for models with several kinds of KV cache: --disable-hybrid-kv-cache-manager makes it one, "

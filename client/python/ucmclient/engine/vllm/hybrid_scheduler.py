@@ -3,7 +3,7 @@
 A hit ends where all groups have what a request needs there. Loads are always asynchronous, so an outcome is known before anything
 is computed with it, and nothing of scheduler.py's care for loads within a step is needed.
 
-Promise, beside those of scheduler.py: the engine gives a block that no window reaches any more to others while its request runs, so
+Promise, besides those of scheduler.py: the engine gives a block that no window reaches any more to others while its request runs, so
 blocks of windows and states that are being stored are held in the engine's pool until all workers have reported the store.
 """
 
@@ -403,7 +403,7 @@ class HybridScheduler(SchedulerHalf):
             self._store_blocks(tracked, group, wanted, ends)
 
     def _wanted(self, tracked: _HybridRequest, group: Group, block: int) -> bool:
-        """Whether a hit may end where a window needs this block: at or behind the prompt's end, at a junction, or at a multiple
+        """Whether a hit may end where a window needs this block: at or after the prompt's end, at a junction, or at a multiple
         of the interval."""
         end = (block + 1) * group.block_tokens
         if block >= group.first(self._prompt_end(tracked)):

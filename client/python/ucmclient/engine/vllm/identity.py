@@ -99,7 +99,7 @@ def check_hash(algorithm: str, default_seed: bool | None = None) -> int:
 
 
 def heads_of(kv_cache_config: Any, setting: str) -> Heads:
-    """What the engine says of its KV, for the setting that needs it. Of FP8 scales beside K and V it says nothing: layout.py sees types and
+    """What the engine says of its KV, for the setting that needs it. Of FP8 scales besides K and V it says nothing: layout.py sees types and
     sizes."""
     spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
     found = {_heads(one) for one in getattr(spec, "kv_cache_specs", {"": spec}).values()}

@@ -33,7 +33,7 @@ def chosen_items(request: Any) -> list[tuple[int, bytes]]:
 
 
 def more_of(request: Any) -> bytes:
-    """Of what a pooling model is given beside tokens, whose meaning only the model knows."""
+    """Of what a pooling model is given besides tokens, whose meaning only the model knows."""
     return os.urandom(16) if getattr(getattr(request, "pooling_params", None), "extra_kwargs", None) else b""
 
 

@@ -1,6 +1,6 @@
 """Stores by layer (setting `layer_stores`): a prompt's blocks are handed over in groups of layers while their step still computes.
 
-The engine calls a hook behind each layer's attention. Where it does not (within full CUDA graphs), or not for all layers, what is left
+The engine calls a hook after each layer's attention. Where it does not (within full CUDA graphs), or not for all layers, what is left
 goes after the step, as other stores do. The daemon publishes a block when it has all layers, so one that is given up midway is never seen.
 """
 
@@ -59,7 +59,7 @@ class LayerStores:
     def __init__(self, worker: Any, layout: Layout):
         """worker: the WorkerHalf that stores."""
         self._worker, self._numbers, self._layers = worker, layout.numbers, len(layout.layers)
-        #: Behind each of the engine's layers: how many stored ones are there.
+        #: After each of the engine's layers: how many stored ones are there.
         self._ends = sorted({number + 1 for number in layout.numbers.values()})
         self.bounds = bounds_of(len(self._ends))
         self._copies: list[list[Copy]] = []

@@ -76,7 +76,7 @@ def _block_dimension(shape: Sequence[int], blocks: int) -> int:
         if second and shape[0] == 2:
             return 1
     raise ValueError(
-        f"a KV tensor of shape {tuple(shape)} is not understood: neither its first dimension, nor the one behind K and "
+        f"a KV tensor of shape {tuple(shape)} is not understood: neither its first dimension, nor the one after K and "
         f"V, counts {blocks} blocks"
     )
 

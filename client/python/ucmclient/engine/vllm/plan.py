@@ -23,7 +23,7 @@ class Copy:
     number: int = 0
     #: A load that re-rotates K: runs of blocks, as Region.load has them.
     shifts: Optional[list[tuple[int, ...]]] = None
-    #: What the keys stand for beside tokens.
+    #: What the keys stand for besides tokens.
     adapter: Optional[Adapter] = None
 
     def some(self, indexes: list[int], raw: bool) -> "Copy":

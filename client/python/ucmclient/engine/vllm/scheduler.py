@@ -59,7 +59,7 @@ class SchedulerHalf(HeldPages):
     def __init__(
         self, settings: Settings, block_tokens: int, sparse: Optional[SparseScheduler] = None, reads_next: bool = False, workers: int = 1
     ):
-        """reads_next: a block's bytes are a function of the token behind it, too. workers: of the engine."""
+        """reads_next: a block's bytes are a function of the token after it, too. workers: of the engine."""
         self.settings, self._reads_next = settings, block_tokens if reads_next else 0
         self.sparse = sparse
         if sparse is not None:
@@ -202,7 +202,7 @@ class SchedulerHalf(HeldPages):
             self._lost.append(tracked)
 
     def _name(self, tracked: Request) -> None:
-        """What its keys stand for, beside the engine's hashes."""
+        """What its keys stand for, besides the engine's hashes."""
         tracked.adapter = adapter_of(tracked.vllm)
         tracked.prefix = self._epoch + self._adapter(tracked) + more_of(tracked.vllm)
         tracked.hash_tokens, mask = self.hash_tokens, mask_of(tracked.vllm)

@@ -38,7 +38,7 @@ class Ahead:
     """One thread for all requests. It ends with end(); all methods are the engine's thread's."""
 
     def __init__(self, source: Source, ref: Ref, part: int, deadline: float):
-        """deadline: in seconds, of the sequence and its summaries, each. Behind it, and when no blocks come any more, the request goes on with what
+        """deadline: in seconds, of the sequence and its summaries, each. After it, and when no blocks come any more, the request goes on with what
         there is."""
         self._source, self._ref, self._part, self._deadline = source, ref, part, deadline
         self._coming: dict[str, _Coming] = {}

@@ -44,7 +44,7 @@ _UPDATE = 0.1
 _IDLE = 0.5
 #: It may have to copy what it is asked to keep into the mapping. Nobody waits for that: it is asked while the GPU runs a step, up to so long
 #: before the step's end; of a step of so many tokens, which takes far longer, so long at once. Where steps are too short, it is asked
-#: behind one, each _UPDATE, for so long.
+#: after one, each _UPDATE, for so long.
 _MARGIN, _MANY, _ASK, _BEHIND = 0.001, 512, 0.004, 0.002
 #: Runs of a layer, each of which gets at least one block that was missing.
 _RUNS = 64
@@ -78,7 +78,7 @@ class SparseGpuWorker:
             self._open(rules, worker, layout, summary, heads, part)
         except torch.cuda.OutOfMemoryError:
             raise Unsupported(
-                f"sparse: {self._pool_bytes >> 20} MiB of entries and {self._summary_bytes >> 20} MiB of summaries do not fit the GPU beside "
+                f"sparse: {self._pool_bytes >> 20} MiB of entries and {self._summary_bytes >> 20} MiB of summaries do not fit the GPU alongside "
                 "vLLM's memory: lower --gpu-memory-utilization, sparse_room, --max-model-len or --max-num-seqs"
             ) from None
         self._tables(shape, heads)

@@ -43,5 +43,5 @@ def setting(config: Any = None) -> Optional[str]:
     extra = (transfer.kv_connector_extra_config or {}) if transfer is not None else {}
     if any((one.get("kv_connector_extra_config") or {}).get("sparse") for one in extra.get("connectors", ())):
         # Pages that go back may still be read by another one's stores.
-        raise Unsupported("sparse decoding does not work with other connectors beside UcmConnector: start with it alone")
+        raise Unsupported("sparse decoding does not work with other connectors alongside UcmConnector: start with it alone")
     return extra.get("sparse")

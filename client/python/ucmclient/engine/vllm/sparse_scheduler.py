@@ -76,11 +76,11 @@ class SparseScheduler:
         return self.rules.own(request.num_prompt_tokens)
 
     def own_name(self, request: Any) -> bytes:
-        """What the keys of these blocks are of, beside the tokens."""
+        """What the keys of these blocks are of, besides the tokens."""
         return f"/{self.rules.policy}/{request.num_prompt_tokens}/".encode()
 
     def admit(self, request: Any) -> bool:
-        """Whether there are entries and rows of summaries for the most that it can need, beside those that were admitted."""
+        """Whether there are entries and rows of summaries for the most that it can need, besides those that were admitted."""
         of = self._of.get(request.request_id)
         if of is None:
             prompt = request.num_prompt_tokens

@@ -56,7 +56,7 @@ class SparseManager(FullAttentionManager):
         return n - self._holes(request_id, len(new_computed_blocks), total_computed_tokens - num_local_computed_tokens)
 
     def _holes(self, request_id: str, local: int, external_tokens: int) -> int:
-        """Of so many tokens that will be loaded, behind `local` blocks that have pages: the blocks that need none."""
+        """Of so many tokens that will be loaded, after `local` blocks that have pages: the blocks that need none."""
         return max(0, self._scheduler.needs_no_pages(request_id, local, external_tokens) - local)
 
     def allocate_external_computed_blocks(

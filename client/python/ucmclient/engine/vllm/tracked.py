@@ -9,7 +9,7 @@ from typing import Any, Optional
 from .adapters import Adapter
 from .inputs import Mask
 
-#: Behind every block.
+#: After every block.
 NEVER = 1 << 62
 
 
@@ -36,14 +36,14 @@ class Request:
     #: From this block on, keys are hashed with `own`, too.
     own_from: int = NEVER
     own: bytes = b""
-    #: Which places are tokens, where embeddings lie beside them.
+    #: Which places are tokens, where embeddings lie next to them.
     mask: Optional[Mask] = None
     #: Places of items that a client has named, with what they are, and tokens of one of the engine's hashes.
     items: list[tuple[int, bytes]] = field(default_factory=list)
     hash_tokens: int = 1
     #: The engine's hashes say all of it.
     raw: bool = True
-    #: Tokens of a block, if the token behind a block is hashed into its key, too. 0: it is not.
+    #: Tokens of a block, if the token after a block is hashed into its key, too. 0: it is not.
     reads_next: int = 0
     #: vLLM's count of its preemptions when it got its blocks.
     preemptions: int = 0

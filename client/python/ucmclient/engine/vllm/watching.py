@@ -62,7 +62,7 @@ def _wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable
 
 
 def _and_then(what: Callable[[tuple[Any, ...]], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Notes a change before and behind a call: a step in its midst may have either weights. what: of its arguments."""
+    """Notes a change before and after a call: a step in its midst may have either weights. what: of its arguments."""
     def around(real: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **named: Any) -> Any:
             changed(what((*args[1:], *named.values())))

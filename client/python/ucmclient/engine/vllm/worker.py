@@ -130,7 +130,7 @@ class WorkerHalf:
         more: Sequence[Layout] = (),
         rope: Optional[Rope] = None,
     ):
-        """rope: loads may re-rotate K. more: of the parts behind `part` that this rank holds, too. writes: this rank stores. build: the daemon builds the summaries of what is stored. event() records a GPU event after the step's work and returns it; None on a CPU."""
+        """rope: loads may re-rotate K. more: of the parts after `part` that this rank holds, too. writes: this rank stores. build: the daemon builds the summaries of what is stored. event() records a GPU event after the step's work and returns it; None on a CPU."""
         self.settings = settings
         self._numbers = layout.numbers
         self.writes = writes
@@ -217,7 +217,7 @@ class WorkerHalf:
         self._memory = []
 
     def restore(self) -> None:
-        """The tensors have the same addresses again, with other memory behind them."""
+        """The tensors have the same addresses again, with other memory after them."""
         if not self._memory:
             self._memory = self._export()
             self.link.restore_region()
@@ -376,7 +376,7 @@ class WorkerHalf:
         return store.task is not None
 
     def preempted(self, plan: Plan) -> None:
-        """vLLM calls this before it overwrites the blocks of these requests, or behind a fence any."""
+        """vLLM calls this before it overwrites the blocks of these requests, or after a fence any."""
         if plan.fence:
             self._end_stores()
         self._drain_stores(plan.preempted)
@@ -392,7 +392,7 @@ class WorkerHalf:
 
     def _drain_stores(self, requests: set[str]) -> None:
         """Returns when no store of these requests reads any more: ended, cancelled, or cut with the connection. What goes
-        together with them is stored anew."""
+        together with them is stored again."""
         if not requests or not self._stores:
             return
         drained = [store for store in self._stores if any(store.of(request) for request in requests)]
