@@ -438,7 +438,7 @@ class EncodedNamespace(Namespace):
     plane is a layer's whole K or V, as the worker has it. Region.dump stores the form, with raw=True the bytes as they are;
     lookups, loads and prefetches find a block in either. Close the base after it.
 
-    k, v: tokens, heads and elements of a row of a layer in a block; without v (MLA) a layer is one section. heads_first: rows come
+    k, v: tokens, heads and elements of a row of a layer in a block; without v (MLA) a layer is one K/V tensor. heads_first: rows come
     head after head. per_channel: int8's K has a scale for each channel, over `run` tokens: a layer's where k is several layers side by
     side; 0: all of k. version: of the encoding; 0: the library's."""
 
