@@ -15,7 +15,7 @@
 #define UCM_MAX_KEY_BYTES 32
 #define UCM_MAX_KEYS 16384 /* keys of one request */
 #define UCM_MAX_GATHER_ITEMS 65536
-#define UCM_MAX_DESCRIBED 1024 /* keys of one events.describe */
+#define UCM_MAX_METADATA_KEYS 1024 /* keys of one events.metadata */
 #define UCM_GATHER_ITEM_BYTES 12
 
 #define UCM_MAX_SHIFTS 512  /* runs of blocks that one load re-rotates */

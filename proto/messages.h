@@ -383,7 +383,7 @@ enum ucm_handle_kind {
  * EXISTS mean on stable storage, else the status is 8. The dump that brings a part's last layer
  * answers for the whole part.
  *
- * The worker's writes are done, or `event` names a CUDA event recorded after the last one, for
+ * The worker's writes are done, or `cuda_event` names a CUDA event recorded after the last one, for
  * which the daemon waits. If it can't open the event, or the worker has another user, PID namespace
  * or `/dev/shm`, the status is 7: wait for the event, then dump without it. CUDA reports an event
  * that was never recorded as signalled.
@@ -395,7 +395,7 @@ enum ucm_handle_kind {
  * blocks: u32, little-endian, for each key: below the region's `blocks`.
  * layer: first layer.
  * layers: how many layers; 0: all from `layer` on.
- * event: cuda: the bytes of a `cudaIpcEventHandle_t` to wait for; on `cpu` the status is 7.
+ * cuda_event: cuda: the bytes of a `cudaIpcEventHandle_t` to wait for; on `cpu` the status is 7.
  * priority: higher first; at the same one, loads before dumps.
  * deadline_ms: as in `load`.
  * durability: enum ucm_durability.
@@ -408,7 +408,7 @@ enum ucm_handle_kind {
     F(m, bin, blocks, REQ, 4, UCM_BLOCKS_BYTES)                                                    \
     F(m, u64, layer, OPT, 0, UCM_MAX_LAYERS - 1)                                                   \
     F(m, u64, layers, OPT, 0, UCM_MAX_LAYERS)                                                      \
-    F(m, bin, event, OPT, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                              \
+    F(m, bin, cuda_event, OPT, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                         \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                \
     F(m, u64, durability, OPT, 0, 2)                                                               \
@@ -509,7 +509,7 @@ enum ucm_durability {
     M(TENANT_RESET, tenant_reset, "tenant.reset", tenant, none)                                    \
     M(EVENTS, events, "events", events, free_map)                                                  \
     M(EVENTS_LIST, events_list, "events.list", ls, free_map)                                       \
-    M(EVENTS_DESCRIBE, events_describe, "events.describe", events_describe, none)                  \
+    M(EVENTS_METADATA, events_metadata, "events.metadata", events_metadata, none)                  \
     M(REGION_CHALLENGE, region_challenge, "region.challenge", none, challenge_r)
 
 enum ucm_method {
@@ -667,7 +667,7 @@ struct proto_planes {
     S(lookup_table_open_r, UCM_MSG_LOOKUP_TABLE_OPEN_R)                                            \
     S(load_prefix, UCM_MSG_LOAD_PREFIX)                                                            \
     S(events, UCM_MSG_EVENTS)                                                                      \
-    S(events_describe, UCM_MSG_EVENTS_DESCRIBE)
+    S(events_metadata, UCM_MSG_EVENTS_METADATA)
 
 #define S(suffix, list)                                                                            \
     struct msg_##suffix {                                                                          \

@@ -44,7 +44,7 @@ static int event_show(const struct reader *r, const msgpack_object *e)
                  (unsigned)answer_get(e, "tokens")->via.bin.size / 4);
     printf("%" PRIu64 "  %" PRIu64 "  %s  %s -> %s%s\n", answer_u64(e, "number"),
            answer_u64(e, "ns"), answer_text(e, "key", key, sizeof key), status_name(was),
-           was == is ? "described" : status_name(is), tokens);
+           was == is ? "metadata" : status_name(is), tokens);
     return CTL_OK;
 }
 

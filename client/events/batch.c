@@ -19,7 +19,7 @@ struct packed {
 struct pending {
     enum { PENDING_NONE, PENDING_STORED, PENDING_REMOVED } what;
     char medium[32], lora[LORA_BYTES];
-    bool described;
+    bool has_metadata;
     uint8_t parent[UCM_MAX_KEY_BYTES], last[UCM_MAX_KEY_BYTES];
     uint32_t parent_bytes, key_bytes, block_tokens, n, n_tokens;
     struct packed hashes, tokens;
@@ -123,7 +123,7 @@ static void pack_stored(struct batch *b, msgpack_packer *pk)
         msgpack_pack_nil(pk);
     pack_list(b, pk, "token_ids", p->n_tokens, &p->tokens);
     field(b, pk, "block_size");
-    msgpack_pack_uint32(pk, p->described ? p->block_tokens : 0);
+    msgpack_pack_uint32(pk, p->has_metadata ? p->block_tokens : 0);
     field(b, pk, "lora_id");
     msgpack_pack_nil(pk);
     field(b, pk, "medium");
@@ -161,8 +161,8 @@ static bool joins(const struct pending *p, int what, const struct batch_block *k
         return false;
     if (what == PENDING_REMOVED)
         return true;
-    if (p->described != k->described || !k->described)
-        return p->described == k->described;
+    if (p->has_metadata != k->has_metadata || !k->has_metadata)
+        return p->has_metadata == k->has_metadata;
     return p->block_tokens == k->block_tokens && strcmp(p->lora, k->lora) == 0 &&
            k->parent_bytes == p->key_bytes && memcmp(k->parent, p->last, p->key_bytes) == 0;
 }
@@ -171,10 +171,10 @@ static void open_pending(struct pending *p, int what, const struct batch_block *
 {
     p->what = what;
     snprintf(p->medium, sizeof(p->medium), "%s", k->medium);
-    snprintf(p->lora, sizeof(p->lora), "%s", k->described ? k->lora : "");
-    p->described = k->described;
+    snprintf(p->lora, sizeof(p->lora), "%s", k->has_metadata ? k->lora : "");
+    p->has_metadata = k->has_metadata;
     p->block_tokens = k->block_tokens;
-    p->parent_bytes = what == PENDING_STORED && k->described ? k->parent_bytes : 0;
+    p->parent_bytes = what == PENDING_STORED && k->has_metadata ? k->parent_bytes : 0;
     if (p->parent_bytes > 0)
         memcpy(p->parent, k->parent, p->parent_bytes);
 }
@@ -191,7 +191,7 @@ static void add(struct batch *b, int what, const struct batch_block *k)
     msgpack_packer_init(&pk, &p->hashes, write_cb);
     pack_hash(b, &pk, k->key, k->key_bytes);
     msgpack_packer_init(&pk, &p->tokens, write_cb);
-    for (uint32_t i = 0; what == PENDING_STORED && k->described && i < k->n_tokens; i++) {
+    for (uint32_t i = 0; what == PENDING_STORED && k->has_metadata && i < k->n_tokens; i++) {
         const uint8_t *t = k->tokens + 4 * (size_t)i;
 
         msgpack_pack_uint32(&pk, (uint32_t)t[0] | (uint32_t)t[1] << 8 | (uint32_t)t[2] << 16 |

@@ -21,9 +21,9 @@ void block_read(const msgpack_object *o, struct batch_block *b, char lora[LORA_B
     b->lora = answer_text(o, "lora", lora, LORA_BYTES);
     if (!bin_read(o, "key", &b->key, &n) || n != b->key_bytes || n < 8 || n > UCM_MAX_KEY_BYTES)
         b->key = NULL;
-    b->described = bin_read(o, "parent", &b->parent, &b->parent_bytes) &&
-                   bin_read(o, "tokens", &b->tokens, &bytes) &&
-                   (b->parent_bytes == 0 || b->parent_bytes == b->key_bytes);
-    b->parent_bytes = b->described ? b->parent_bytes : 0;
-    b->n_tokens = b->described ? bytes / 4 : 0;
+    b->has_metadata = bin_read(o, "parent", &b->parent, &b->parent_bytes) &&
+                      bin_read(o, "tokens", &b->tokens, &bytes) &&
+                      (b->parent_bytes == 0 || b->parent_bytes == b->key_bytes);
+    b->parent_bytes = b->has_metadata ? b->parent_bytes : 0;
+    b->n_tokens = b->has_metadata ? bytes / 4 : 0;
 }

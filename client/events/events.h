@@ -44,7 +44,7 @@ struct batch_block {
     const uint8_t *key;
     uint32_t key_bytes, block_tokens;
     const char *medium;
-    bool described;
+    bool has_metadata;
     /* Where it is. parent_bytes 0: it begins a sequence. lora: "" for none. */
     const uint8_t *parent, *tokens;
     uint32_t parent_bytes, n_tokens;
@@ -75,7 +75,7 @@ int listing_add(struct listing *l, const msgpack_object *block, const struct bat
 void listing_walk(struct listing *l, bool (*each_cb)(void *ctx, const struct batch_block *block),
                   void *ctx);
 
-/* A block of an event or of a list: its key and description point into `o`. lora: where a text of it may be written. */
+/* A block of an event or of a list: its key and metadata point into `o`. lora: where a text of it may be written. */
 #define LORA_BYTES 257
 void block_read(const msgpack_object *o, struct batch_block *block, char lora[LORA_BYTES]);
 

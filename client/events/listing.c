@@ -57,7 +57,7 @@ static int grow(struct listing *l)
 
 static struct listed *copy_of(const struct batch_block *b)
 {
-    size_t tokens = b->described ? 4 * (size_t)b->n_tokens : 0, lora = strlen(b->lora) + 1;
+    size_t tokens = b->has_metadata ? 4 * (size_t)b->n_tokens : 0, lora = strlen(b->lora) + 1;
     struct listed *e = malloc(sizeof(*e) + b->key_bytes + b->parent_bytes + tokens + lora);
     uint8_t *at;
 
@@ -142,8 +142,9 @@ static uint32_t top_of(struct listing *l, uint32_t at)
         l->entries[at]->done = true;
         l->entries[at]->below = below;
         below = at;
-        at = b->described && b->parent_bytes == b->key_bytes ? find(l, b->parent, b->parent_bytes)
-                                                             : NONE;
+        at = b->has_metadata && b->parent_bytes == b->key_bytes
+                 ? find(l, b->parent, b->parent_bytes)
+                 : NONE;
     }
     return below;
 }

@@ -459,10 +459,10 @@ UCM_API int ucm_lookup_table_read(struct ucm_namespace *ns, const void *keys, ui
 UCM_API int ucm_lookup_note(struct ucm_namespace *ns, const void *keys, uint32_t n_keys,
                             int timeout_ms);
 
-/* What consecutive blocks of one sequence stand for: routers that follow the daemon's events read it (docs/events.md). It is the text
- * of prompts. keys: n_keys packed keys; tokens: block_tokens ids for each. parent: the key before the first, or NULL. lora: the
+/* Metadata of consecutive blocks of one sequence: routers that follow the daemon's events read it (docs/events.md). It is the
+ * text of prompts. keys: n_keys packed keys; tokens: block_tokens ids for each. parent: the key before the first, or NULL. lora: the
  * adapter's name, or NULL. Everything is borrowed for the call. */
-struct ucm_description {
+struct ucm_block_metadata {
     const void *keys;
     uint32_t n_keys;
     const uint32_t *tokens;
@@ -470,8 +470,9 @@ struct ucm_description {
     const char *lora;
 };
 
-/* Describes blocks, stored already or later. -UCM_EUNSUPPORTED: this daemon keeps no events. */
-UCM_API int ucm_describe(struct ucm_namespace *ns, const struct ucm_description *d, int timeout_ms);
+/* Sends block metadata, of blocks stored already or later. -UCM_EUNSUPPORTED: this daemon keeps no events. */
+UCM_API int ucm_block_metadata(struct ucm_namespace *ns, const struct ucm_block_metadata *d,
+                               int timeout_ms);
 
 /* ---- tasks: load, gather, dump, prefetch ---- */
 
@@ -514,7 +515,7 @@ struct ucm_transfer {
     /* Dump from "cuda": the 64 bytes of a cudaIpcEventHandle_t that the worker recorded after its
      * last write to the blocks. Else NULL. The daemon opens it only from a process of its own user,
      * pid namespace and /dev/shm; otherwise the blocks are UCM_BLOCK_IS_DEVICE. */
-    const uint8_t *event;
+    const uint8_t *cuda_event;
     uint32_t part;       /* prefetch: 0: all parts, else the part's number + 1 */
     uint32_t durability; /* dump: enum ucm_durability_wish */
     /* Load: not 0: copy layer by layer and report every `step` layers, for ucm_task_wait_layers; 0:

@@ -276,7 +276,7 @@ static int dump(struct ucm_region *region, const struct ucm_transfer *t, bool ra
         .blocks = {(const uint8_t *)t->blocks, t->n_keys * 4},
         .layer = t->layer,
         .layers = t->n_layers,
-        .event = {t->event, t->event ? UCM_MAX_HANDLE_BYTES : 0},
+        .cuda_event = {t->cuda_event, t->cuda_event ? UCM_MAX_HANDLE_BYTES : 0},
         .priority = t->priority,
         .deadline_ms = t->deadline_ms,
         .durability = t->durability,

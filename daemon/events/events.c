@@ -14,13 +14,13 @@
 #define RING_FRACTION 16
 #define RING_BYTES_MAX (16u << 20)
 #define RING_BYTES_MIN (16u << 10)
-/* Of the memory for one description, what its place in the table takes. */
+/* Of the memory for one block's metadata, what its place in the table takes. */
 #define BUCKET_FRACTION 256
 #define IDLE_MS 3600000u
 
-struct described {
+struct metadata {
     struct list age; /* of its tenant */
-    struct described *chain;
+    struct metadata *chain;
     const struct tenant_events *te;
     uint32_t ns, bytes;
     uint32_t tokens_n;
@@ -34,7 +34,7 @@ struct events {
     struct events_config config;
     struct list tenants; /* struct tenant_events */
     uint64_t seed;
-    struct described **bucket;
+    struct metadata **bucket;
     uint64_t buckets; /* a power of two */
     uint64_t ring_cap;
     uint64_t begin; /* numbers of the next ring come after it */
@@ -50,13 +50,13 @@ static uint64_t power_below(uint64_t n)
     return p;
 }
 
-/* ---- descriptions ---- */
+/* ---- metadata ---- */
 
-static struct described **place_of(const struct events *es, const struct tenant_events *te,
-                                   uint32_t ns, const uint8_t *key)
+static struct metadata **place_of(const struct events *es, const struct tenant_events *te,
+                                  uint32_t ns, const uint8_t *key)
 {
     uint64_t hash = XXH3_64bits_withSeed(key, UCM_MAX_KEY_BYTES, es->seed ^ ns);
-    struct described **at = &es->bucket[hash & (es->buckets - 1)];
+    struct metadata **at = &es->bucket[hash & (es->buckets - 1)];
 
     while (*at &&
            ((*at)->ns != ns || (*at)->te != te || memcmp((*at)->key, key, UCM_MAX_KEY_BYTES) != 0))
@@ -64,15 +64,15 @@ static struct described **place_of(const struct events *es, const struct tenant_
     return at;
 }
 
-static void described_free(struct events *es, struct described *d)
+static void metadata_free(struct events *es, struct metadata *d)
 {
-    struct described **at = place_of(es, d->te, d->ns, d->key);
+    struct metadata **at = place_of(es, d->te, d->ns, d->key);
 
     assert(*at == d);
     *at = d->chain;
     list_remove(&d->age);
     limit_give(d->te->owner, LIMIT_EVENTS, d->bytes);
-    es->config.metrics->events_described--;
+    es->config.metrics->events_metadata--;
     free(d);
 }
 
@@ -83,22 +83,22 @@ static bool make_room(struct events *es, struct tenant_events *te, uint64_t byte
     uint64_t freed = 0;
 
     while (limit_take(te->owner, LIMIT_EVENTS, bytes, NULL) != 0) {
-        struct described *oldest = LIST_ENTRY(te->described.next, struct described, age);
+        struct metadata *oldest = LIST_ENTRY(te->metadata.next, struct metadata, age);
 
         if (freed >= 2 * bytes) {
             limit_add(te->owner, LIMIT_EVENTS, bytes);
             return true;
         }
-        if (list_empty(&te->described))
+        if (list_empty(&te->metadata))
             return false;
         freed += oldest->bytes;
-        described_free(es, oldest);
-        es->config.metrics->events_undescribed++;
+        metadata_free(es, oldest);
+        es->config.metrics->events_metadata_dropped++;
     }
     return true;
 }
 
-static void fill(struct described *d, const struct events_description *from)
+static void fill(struct metadata *d, const struct block_metadata *from)
 {
     d->parent_n = (uint8_t)from->parent.n;
     d->tokens_n = from->tokens.n;
@@ -126,45 +126,45 @@ static void record(struct events *es, struct tenant_events *te, const struct eve
     }
 }
 
-bool events_describe(struct events *es, struct tenant_events *te, const struct ns *ns,
-                     const uint8_t *key, uint8_t is, const struct events_description *from)
+bool events_metadata_set(struct events *es, struct tenant_events *te, const struct ns *ns,
+                         const uint8_t *key, uint8_t is, const struct block_metadata *from)
 {
-    uint64_t bytes = sizeof(struct described) + from->parent.n + from->tokens.n + from->lora.n;
+    uint64_t bytes = sizeof(struct metadata) + from->parent.n + from->tokens.n + from->lora.n;
     struct event e = {.ns = ns->id, .was = is, .is = is};
-    struct described **at, *d;
+    struct metadata **at, *d;
     bool before;
 
     key_pad(e.key, ns, key);
     at = place_of(es, te, ns->id, e.key);
     before = *at != NULL;
     if (before)
-        described_free(es, *at);
+        metadata_free(es, *at);
     d = make_room(es, te, bytes) ? malloc(bytes) : NULL;
     if (!d) {
-        es->config.metrics->events_undescribed++;
+        es->config.metrics->events_metadata_dropped++;
         return false;
     }
-    *d = (struct described){.te = te, .ns = ns->id, .bytes = (uint32_t)bytes};
+    *d = (struct metadata){.te = te, .ns = ns->id, .bytes = (uint32_t)bytes};
     memcpy(d->key, e.key, sizeof(d->key));
     fill(d, from);
     at = place_of(es, te, ns->id, e.key); /* making room may have moved it */
     d->chain = *at;
     *at = d;
-    list_push_back(&te->described, &d->age);
-    es->config.metrics->events_described++;
+    list_push_back(&te->metadata, &d->age);
+    es->config.metrics->events_metadata++;
     if (is != UCM_LOOKUP_MISS && !before)
         record(es, te, &e);
     return true;
 }
 
-bool events_described(const struct events *es, const struct tenant_events *te, uint32_t ns,
-                      const uint8_t *key, struct events_description *out)
+bool events_metadata_get(const struct events *es, const struct tenant_events *te, uint32_t ns,
+                         const uint8_t *key, struct block_metadata *out)
 {
-    const struct described *d = *place_of(es, te, ns, key);
+    const struct metadata *d = *place_of(es, te, ns, key);
 
     if (!d)
         return false;
-    *out = (struct events_description){
+    *out = (struct block_metadata){
         .parent = {d->rest, d->parent_n},
         .tokens = {d->rest + d->parent_n, d->tokens_n},
         .lora = {(const char *)d->rest + d->parent_n + d->tokens_n, d->lora_n},
@@ -183,7 +183,7 @@ void events_changed(struct events *es, const struct ns *ns, const uint8_t *key, 
     key_pad(e.key, ns, key);
     record(es, te, &e);
     if (is == UCM_LOOKUP_MISS && *place_of(es, te, ns->id, e.key))
-        described_free(es, *place_of(es, te, ns->id, e.key));
+        metadata_free(es, *place_of(es, te, ns->id, e.key));
 }
 
 void events_awake(struct events *es)
@@ -196,8 +196,8 @@ void events_awake(struct events *es)
 static void tenant_close(struct events *es, struct tenant_events *te)
 {
     assert(te->waiting == 0);
-    while (!list_empty(&te->described))
-        described_free(es, LIST_ENTRY(te->described.next, struct described, age));
+    while (!list_empty(&te->metadata))
+        metadata_free(es, LIST_ENTRY(te->metadata.next, struct metadata, age));
     limit_give(te->owner, LIMIT_EVENTS, te->cap * sizeof(*te->ring));
     limit_owner_unref(te->owner);
     te->tenant->follower = NULL;
@@ -260,7 +260,7 @@ static int tenant_open(struct events *es, const char *name, uint64_t now_ms,
         free(te);
         return -UCM_WIRE_BUSY;
     }
-    list_init(&te->described);
+    list_init(&te->metadata);
     list_push_back(&es->tenants, &te->link);
     te->began = te->last = es->begin;
     te->tenant->follower = te;
@@ -300,7 +300,7 @@ int events_new(const struct events_config *config, struct events **out)
         ring_bytes = RING_BYTES_MIN;
     es->ring_cap = power_below(ring_bytes / sizeof(struct event));
     es->buckets = power_below(config->memory / BUCKET_FRACTION);
-    es->bucket = calloc(es->buckets, sizeof(struct described *));
+    es->bucket = calloc(es->buckets, sizeof(struct metadata *));
     if (!es->bucket || getrandom(&es->seed, sizeof(es->seed), 0) != sizeof(es->seed)) {
         free(es->bucket);
         free(es);

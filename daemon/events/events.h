@@ -6,8 +6,8 @@
  * waits, so a slow one costs nothing, loses what the ring has overwritten, and sees so by the
  * numbers.
  *
- * Descriptions (a block's parent and tokens) come from engines, before the block or after it. They
- * stay while the block is found somewhere; where memory ends the oldest of the tenant goes first.
+ * Block metadata (a block's parent and tokens) comes from engines, before the block or after it. It
+ * stays while the block is found somewhere; where memory ends the oldest of the tenant goes first.
  *
  * All of it together takes `memory` bytes at most, shared by tenants by the rule of limit.h.
  * Thread: the event loop only. */
@@ -21,7 +21,7 @@
 
 struct events;
 
-/* was, is: enum ucm_lookup_status of the block before and after. Both alike: its description came
+/* was, is: enum ucm_lookup_status of the block before and after. Both alike: its metadata came
  * later than the block. */
 struct event {
     uint32_t ns;
@@ -37,9 +37,9 @@ struct tenant_events {
     struct event *ring; /* of cap, a power of two */
     /* last: the number of the latest event; began: of none, the one before the ring's first. */
     uint64_t cap, began, last;
-    uint32_t waiting;      /* the request module's: who waits for the next event */
-    uint64_t used_ms;      /* when somebody asked last */
-    struct list described; /* struct described, the oldest first */
+    uint32_t waiting;     /* the request module's: who waits for the next event */
+    uint64_t used_ms;     /* when somebody asked last */
+    struct list metadata; /* struct metadata, the oldest first */
 };
 
 /* memory: at least CONFIG_EVENTS_MIN. wake_cb: a tenant for whom somebody waits has an event; it
@@ -78,17 +78,17 @@ static inline const struct event *events_at(const struct tenant_events *te, uint
 
 /* What a block stands for. Views. parent: the key before it; empty: it begins a sequence. tokens:
  * u32 each, little-endian. */
-struct events_description {
+struct block_metadata {
     struct proto_bin parent, tokens;
     struct proto_str lora;
 };
 /* Keeps a copy, in place of an earlier one. is: the block's status now; with one that is found, and
- * was not described before, the description is an event. False: there is no memory for it, which is
+ * had no metadata before, it is an event. False: there is no memory for it, which is
  * counted. */
-bool events_describe(struct events *es, struct tenant_events *te, const struct ns *ns,
-                     const uint8_t *key, uint8_t is, const struct events_description *d);
+bool events_metadata_set(struct events *es, struct tenant_events *te, const struct ns *ns,
+                         const uint8_t *key, uint8_t is, const struct block_metadata *d);
 /* The views hold until the next call that changes something. */
-bool events_described(const struct events *es, const struct tenant_events *te, uint32_t ns,
-                      const uint8_t *key, struct events_description *out);
+bool events_metadata_get(const struct events *es, const struct tenant_events *te, uint32_t ns,
+                         const uint8_t *key, struct block_metadata *out);
 
 #endif

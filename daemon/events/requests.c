@@ -1,4 +1,4 @@
-/* events, events.list, events.describe: what happens to a tenant's blocks, for who routes requests
+/* events, events.list, events.metadata: what happens to a tenant's blocks, for who routes requests
  * (daemon/events). */
 #include "daemon/admin/admin.h"
 #include "daemon/events/events.h"
@@ -16,7 +16,7 @@
 #define GATHERED_NS 100000u
 #define PAGE_USUAL 512
 #define LIST_PAGE 1024
-/* Of a page's frame; a record without its description takes less than RECORD_BYTES. */
+/* Of a page's frame; a record without metadata takes less than RECORD_BYTES. */
 #define PAGE_BYTES (UCM_MAX_FRAME_BYTES * 7 / 8)
 #define RECORD_BYTES 128
 
@@ -94,7 +94,7 @@ static int tenant_named(struct call *call, struct proto_str name, char out[UCM_M
 
 /* ---- packing ---- */
 
-static void pack_description(msgpack_packer *pk, const struct events_description *d)
+static void pack_metadata(msgpack_packer *pk, const struct block_metadata *d)
 {
     proto_pack_bin(pk, "parent", d->parent.p, d->parent.n);
     proto_pack_bin(pk, "tokens", d->tokens.p, d->tokens.n);
@@ -102,7 +102,7 @@ static void pack_description(msgpack_packer *pk, const struct events_description
     proto_pack_strn(pk, d->lora.p, d->lora.n);
 }
 
-static uint32_t description_bytes(const struct events_description *d)
+static uint32_t metadata_bytes(const struct block_metadata *d)
 {
     return d->parent.n + d->tokens.n + d->lora.n;
 }
@@ -112,29 +112,29 @@ static void pack_event(msgpack_packer *pk, const struct requests *rq, const stru
 {
     const struct event *e = events_at(f->te, number);
     const struct ns *ns = index_ns(rq->modules.index, e->ns);
-    struct events_description d;
-    bool described = f->asked.tokens && e->is != UCM_LOOKUP_MISS &&
-                     events_described(following_of(rq)->events, f->te, e->ns, e->key, &d);
+    struct block_metadata d;
+    bool has_metadata = f->asked.tokens && e->is != UCM_LOOKUP_MISS &&
+                        events_metadata_get(following_of(rq)->events, f->te, e->ns, e->key, &d);
 
-    msgpack_pack_map(pk, described ? 8 : 5);
+    msgpack_pack_map(pk, has_metadata ? 8 : 5);
     proto_pack_u64(pk, "number", number);
     proto_pack_u64(pk, "ns", e->ns);
     proto_pack_bin(pk, "key", e->key, ns ? ns->identity.key_bytes : UCM_MAX_KEY_BYTES);
     proto_pack_u64(pk, "was", e->was);
     proto_pack_u64(pk, "is", e->is);
-    if (described)
-        pack_description(pk, &d);
+    if (has_metadata)
+        pack_metadata(pk, &d);
 }
 
 static uint32_t event_bytes(const struct requests *rq, const struct follow *f, uint64_t number)
 {
     const struct event *e = events_at(f->te, number);
-    struct events_description d;
+    struct block_metadata d;
 
     if (!f->asked.tokens || e->is == UCM_LOOKUP_MISS ||
-        !events_described(following_of(rq)->events, f->te, e->ns, e->key, &d))
+        !events_metadata_get(following_of(rq)->events, f->te, e->ns, e->key, &d))
         return RECORD_BYTES;
-    return RECORD_BYTES + description_bytes(&d);
+    return RECORD_BYTES + metadata_bytes(&d);
 }
 
 /* Events from *first on that together fit an answer; of those that are asked for, *lost are
@@ -310,14 +310,14 @@ static void pack_block(msgpack_packer *pk, const struct requests *rq, const stru
                        const struct tenant_events *te, block_ref ref)
 {
     const struct block *b = index_block(rq->modules.index, ref);
-    struct events_description d;
-    bool described = events_described(following_of(rq)->events, te, ns->id, b->key, &d);
+    struct block_metadata d;
+    bool has_metadata = events_metadata_get(following_of(rq)->events, te, ns->id, b->key, &d);
 
-    msgpack_pack_map(pk, described ? 5 : 2);
+    msgpack_pack_map(pk, has_metadata ? 5 : 2);
     proto_pack_bin(pk, "key", b->key, ns->identity.key_bytes);
     proto_pack_u64(pk, "is", cache_status(rq->modules.cache, ref));
-    if (described)
-        pack_description(pk, &d);
+    if (has_metadata)
+        pack_metadata(pk, &d);
 }
 
 /* Blocks of which as many fit an answer, whatever is known of them. */
@@ -361,17 +361,17 @@ int method_events_list(struct call *call)
     return call_reply_map(call, &pb);
 }
 
-/* ---- events.describe ---- */
+/* ---- events.metadata ---- */
 
-static int describe_check(struct call *call, const struct ns *ns, uint32_t n)
+static int metadata_check(struct call *call, const struct ns *ns, uint32_t n)
 {
-    const struct msg_events_describe *m = &call->params.events_describe;
+    const struct msg_events_metadata *m = &call->params.events_metadata;
     uint32_t key_bytes = ns->identity.key_bytes;
 
-    if (n > UCM_MAX_DESCRIBED)
+    if (n > UCM_MAX_METADATA_KEYS)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                             "keys: %u keys; one events.describe has at most %u", n,
-                             UCM_MAX_DESCRIBED);
+                             "keys: %u keys; one events.metadata has at most %u", n,
+                             UCM_MAX_METADATA_KEYS);
     if (m->tokens.n != (uint64_t)n * ns->identity.block_tokens * 4)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "tokens: %u bytes; %u blocks of %u tokens take 4 bytes a token",
@@ -383,32 +383,32 @@ static int describe_check(struct call *call, const struct ns *ns, uint32_t n)
     return 0;
 }
 
-int method_events_describe(struct call *call)
+int method_events_metadata(struct call *call)
 {
     struct requests *rq = call->s->rq;
-    const struct msg_events_describe *m = &call->params.events_describe;
+    const struct msg_events_metadata *m = &call->params.events_metadata;
     int rc = events_on(call);
     struct ns *ns = rc == 0 ? call_namespace(call, m->ns) : NULL;
     uint32_t n = ns ? call_keys(call, ns, m->keys) : 0, bytes;
     struct tenant_events *te;
-    block_ref refs[UCM_MAX_DESCRIBED];
+    block_ref refs[UCM_MAX_METADATA_KEYS];
 
-    if (n == 0 || describe_check(call, ns, n) != 0 ||
+    if (n == 0 || metadata_check(call, ns, n) != 0 ||
         tenant_events(call, ns->identity.tenant, &te) != 0)
         return -call->error.code;
     bytes = ns->identity.block_tokens * 4;
     index_find_many(rq->modules.index, ns, m->keys.p, n, false, refs);
     for (uint32_t i = 0; i < n; i++) {
         const uint8_t *key = m->keys.p + (size_t)i * ns->identity.key_bytes;
-        struct events_description d = {
-            .parent =
-                i == 0 ? m->parent
-                       : (struct proto_bin){key - ns->identity.key_bytes, ns->identity.key_bytes},
-            .tokens = {m->tokens.p + (size_t)i * bytes, bytes},
-            .lora = m->lora};
+        struct block_metadata d = {.parent = i == 0
+                                                 ? m->parent
+                                                 : (struct proto_bin){key - ns->identity.key_bytes,
+                                                                      ns->identity.key_bytes},
+                                   .tokens = {m->tokens.p + (size_t)i * bytes, bytes},
+                                   .lora = m->lora};
 
-        events_describe(following_of(rq)->events, te, ns, key,
-                        cache_status(rq->modules.cache, refs[i]), &d);
+        events_metadata_set(following_of(rq)->events, te, ns, key,
+                            cache_status(rq->modules.cache, refs[i]), &d);
     }
     return call_reply(call, NULL);
 }

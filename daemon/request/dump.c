@@ -18,7 +18,7 @@ struct dump {
     struct list durables;         /* struct durable_wait: items that wait for that */
     struct cache_retry pressure;  /* while the answer is held back, */
     struct deadline pressure_end; /* for so long at most */
-    uint8_t event[UCM_MAX_HANDLE_BYTES];
+    uint8_t cuda_event[UCM_MAX_HANDLE_BYTES];
 };
 
 /* Outlives its dump when that is stopped; then dump is NULL. */
@@ -309,9 +309,9 @@ int method_dump(struct call *call)
     d->keys = (uint8_t *)(d + 1);
     memcpy(d->keys, m->keys.p, m->keys.n);
     d->durable = session_durable(call->s, d->c.w.ns, m->durability);
-    if (m->event.n > 0) {
-        memcpy(d->event, m->event.p, sizeof(d->event));
-        d->c.event = d->event;
+    if (m->cuda_event.n > 0) {
+        memcpy(d->cuda_event, m->cuda_event.p, sizeof(d->cuda_event));
+        d->c.event = d->cuda_event;
     }
     transfer_pump(&d->c.w);
     return 0;

@@ -216,8 +216,8 @@
  * number, uint: the event's number.
  * ns, uint: the namespace, as in `namespace.list`.
  * key, bin: the block's key.
- * was, is, uint: status before and after, enum ucm_lookup_status. Both alike: it was described.
- * parent, bin: with `tokens`, of a described block that is found: the key before it; empty: it
+ * was, is, uint: status before and after, enum ucm_lookup_status. Both alike: metadata came.
+ * parent, bin: with `tokens`, of a block with metadata that is found: the key before it; empty: it
  *   begins a sequence.
  * tokens, bin: likewise: `block_tokens` token ids, u32 each.
  * lora, str: likewise: the adapter; empty: none. */
@@ -246,20 +246,20 @@
  * In blocks:
  * key, bin: the block's key.
  * is, uint: its status, 1 to 3.
- * parent, tokens, bin: of a described block, as in `events`.
+ * parent, tokens, bin: of a block with metadata, as in `events`.
  * lora, str: likewise. */
 
-/* Method events.describe. Says what consecutive blocks of one sequence stand for. They need not be
- * stored yet. `events_undescribed` counts blocks for which there is no memory.
+/* Method events.metadata. Gives metadata of consecutive blocks of one sequence. They need not be
+ * stored yet. `events_metadata_dropped` counts blocks for which there is no memory.
  * Errors: UNSUPPORTED: no `events.memory`.
  * ns: open on this connection.
  * keys: `key_bytes` each, in the order of the sequence; 1024 at most.
  * tokens: `block_tokens` token ids for each key, u32 each, little-endian.
  * parent: the key before the first; empty: the first begins the sequence.
  * lora: the adapter. */
-#define UCM_MSG_EVENTS_DESCRIBE(F, m)                                                              \
+#define UCM_MSG_EVENTS_METADATA(F, m)                                                              \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
-    F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_MAX_DESCRIBED *UCM_MAX_KEY_BYTES)                  \
+    F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_MAX_METADATA_KEYS *UCM_MAX_KEY_BYTES)              \
     F(m, bin, tokens, REQ, 4, UCM_MAX_FRAME_BYTES / 2)                                             \
     F(m, bin, parent, OPT, 0, UCM_MAX_KEY_BYTES)                                                   \
     F(m, str, lora, OPT, 0, UCM_MAX_NAME_BYTES)

@@ -192,8 +192,8 @@
     X(events_lost, counter, "events", "cache events that a reader asked for too late")             \
     X(events_subscribers, gauge, "connections", "connections that have asked for cache events")    \
     X(events_bytes, gauge, "bytes", "memory of cache events and of block metadata")                \
-    X(events_described, gauge, "blocks", "blocks whose tokens are kept for cache events")          \
-    X(events_undescribed, counter, "blocks",                                                       \
+    X(events_metadata, gauge, "blocks", "blocks whose metadata is kept for cache events")          \
+    X(events_metadata_dropped, counter, "blocks",                                                  \
       "blocks whose metadata was not kept for lack of memory (events.memory)")                     \
     X(mappings, gauge, "mappings", "shared mappings open now")                                     \
     X(mapping_bytes_configured, gauge, "bytes",                                                    \

@@ -18,7 +18,7 @@ TASKS = {
     "Move blocks": "load load_prefix dump prefetch gather cancel",
     "Select blocks": "summary.open summary.build sequence.open sequence.append sequence.close select sequence.prefetch",
     "Read blocks in place": "mapping.open mapping.ref mapping.unref mapping.release mapping.close",
-    "Follow the cache": "events events.list events.describe",
+    "Follow the cache": "events events.list events.metadata",
     "Look at blocks, and drop them": "stats health namespace.list ls inspect verify evict namespace.purge",
     "Operate the daemon": "pin unpin bypass share.collect tenant.list tenant.set tenant.reset key.list key.reload config.get config.reload trace",
 }

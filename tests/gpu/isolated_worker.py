@@ -119,7 +119,7 @@ class Worker:
         keys = [f"{self.salt} {name} {i}".encode().ljust(KEY_BYTES, b".") for i in range(STORED)]
         half = [os.urandom(STORED * FRAGMENT) for _ in range(LAYERS)]
         write(address, b"".join(layer + bytes(STORED * FRAGMENT) for layer in half))
-        stored = region.dump(keys, list(range(STORED)), event=handle(), timeout=PATIENCE_S).wait(PATIENCE_S)
+        stored = region.dump(keys, list(range(STORED)), cuda_event=handle(), timeout=PATIENCE_S).wait(PATIENCE_S)
         assert stored.all_ok, f"dump: {stored.blocks}"
         write(address, bytes(BYTES))
         loaded = region.load(keys, list(range(STORED, BLOCKS)), timeout=PATIENCE_S).wait(PATIENCE_S)

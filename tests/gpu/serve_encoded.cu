@@ -163,7 +163,7 @@ static void dump_layers(struct worker *w, unsigned first, uint32_t n_raw)
             if (i == 2 * (LAYERS - 1))
                 need(found(w->ns, first) == 0, "no block before its last layer");
         }
-        part.event = (const uint8_t *)&w->handle;
+        part.cuda_event = (const uint8_t *)&w->handle;
         part.layer = i / 2;
         part.n_layers = 1;
         part.n_keys = raw ? n_raw : N - n_raw;

@@ -58,7 +58,7 @@ int role_produce_layers(void)
         delay_ms<<<1, 1, 0, w.stream>>>(20);
         fill<<<264, 256, 0, w.stream>>>(w.kv, 3000, 64, 2 * layer, 2);
         need(cudaEventRecord(event, w.stream) == cudaSuccess, "record");
-        t.event = (const uint8_t *)&handle;
+        t.cuda_event = (const uint8_t *)&handle;
         t.layer = layer;
         t.n_layers = 1;
         need(ucm_dump(w.region, &t, -1, &task[layer]) == 0, "dump");

@@ -232,7 +232,7 @@ struct ucm_task *dump_begin(struct worker *w, unsigned first, unsigned n, long l
     struct ucm_transfer t = transfer(keys, blocks, first, n, false);
     struct ucm_task *task;
 
-    t.event = (const uint8_t *)&w->handle;
+    t.cuda_event = (const uint8_t *)&w->handle;
     delay_ms<<<1, 1, 0, w->stream>>>(ms);
     fill<<<264, 256, 0, w->stream>>>(w->kv, first, n, 0, 2 * LAYERS);
     need(cudaEventRecord(w->event, w->stream) == cudaSuccess, "record");

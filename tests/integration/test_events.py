@@ -85,45 +85,45 @@ class Events(Case):
         self.assertEqual(self.reader.wait(waits)["lost"], 0, "it was answered at once, and has not read that")
         self.assertGreaterEqual(client.metrics()["events_lost"], page["lost"])
 
-    def test_descriptions_before_and_after_the_block(self):
+    def test_metadata_before_and_after_the_block(self):
         client, ns, region = self.worker()
-        client.call("events.describe", ns=ns, keys=keys("a", "b"), tokens=tokens(1, 2), lora="tuned")
+        client.call("events.metadata", ns=ns, keys=keys("a", "b"), tokens=tokens(1, 2), lora="tuned")
         region.dump(["a", "b"], [0, 1])
         region.dump(["c"], [2])
-        client.call("events.describe", ns=ns, keys=keys("c"), tokens=tokens(3), parent=keys("b"))
-        described = {event["key"]: event for event in self.read(4, tokens=True)}
-        self.assertEqual([(described[keys(name)]["parent"], described[keys(name)]["tokens"], described[keys(name)]["lora"]) for name in "abc"],
+        client.call("events.metadata", ns=ns, keys=keys("c"), tokens=tokens(3), parent=keys("b"))
+        known = {event["key"]: event for event in self.read(4, tokens=True)}
+        self.assertEqual([(known[keys(name)]["parent"], known[keys(name)]["tokens"], known[keys(name)]["lora"]) for name in "abc"],
                          [(b"", tokens(1), "tuned"), (keys("a"), tokens(2), "tuned"), (keys("b"), tokens(3), "")])
         self.assertEqual(self.changes(4)[2:], [(keys("c"), MISS, DRAM), (keys("c"), DRAM, DRAM)])
         self.assertNotIn("tokens", self.read(4)[0], "nobody asked for them")
 
-    def test_a_description_goes_with_its_block(self):
+    def test_metadata_goes_with_its_block(self):
         client, ns, region = self.worker()
-        before = client.metrics()["events_described"]
-        client.call("events.describe", ns=ns, keys=keys("a", "b"), tokens=tokens(1, 2))
+        before = client.metrics()["events_metadata"]
+        client.call("events.metadata", ns=ns, keys=keys("a", "b"), tokens=tokens(1, 2))
         region.dump(["a", "b"], [0, 1])
-        self.assertEqual(client.metrics()["events_described"], before + 2)
+        self.assertEqual(client.metrics()["events_metadata"], before + 2)
         client.call("evict", ns=ns, keys=keys("a"))
-        self.assertEqual(client.metrics()["events_described"], before + 1)
+        self.assertEqual(client.metrics()["events_metadata"], before + 1)
 
     def test_the_list_has_what_lookups_find(self):
         client, ns, region = self.worker()
         region.dump(list("abcdefg"), range(7))
-        client.call("events.describe", ns=ns, keys=keys("c"), tokens=tokens(3), parent=keys("b"))
+        client.call("events.metadata", ns=ns, keys=keys("c"), tokens=tokens(3), parent=keys("b"))
         client.call("evict", ns=ns, keys=keys("g"))
         blocks = {block["key"]: block for block in self.pages(client, "events.list", "blocks", ns=ns)}
         self.assertEqual(set(blocks), {keys(name) for name in "abcdef"})
         self.assertEqual({block["is"] for block in blocks.values()}, {DRAM})
         self.assertEqual([key for key, block in blocks.items() if "tokens" in block], [keys("c")])
 
-    def test_memory_for_descriptions_ends_with_the_oldest(self):
+    def test_memory_for_metadata_ends_with_the_oldest(self):
         client, ns, region = self.worker()
         region.dump(["old"], [0])
-        client.call("events.describe", ns=ns, keys=keys("old"), tokens=tokens(1))
+        client.call("events.metadata", ns=ns, keys=keys("old"), tokens=tokens(1))
         for at in range(0, 8192, 1024):
-            client.call("events.describe", ns=ns, keys=keys(*range(at, at + 1024)), tokens=tokens(*range(1024)))
+            client.call("events.metadata", ns=ns, keys=keys(*range(at, at + 1024)), tokens=tokens(*range(1024)))
         metrics = client.metrics()
-        self.assertGreater(metrics["events_undescribed"], 0)
+        self.assertGreater(metrics["events_metadata_dropped"], 0)
         self.assertLessEqual(metrics["events_bytes"], 1 << 20)
         self.assertNotIn("tokens", client.call("events.list", ns=ns)["blocks"][0])
 
@@ -147,13 +147,13 @@ class Events(Case):
 
     def test_what_is_refused(self):
         client, ns, _ = self.worker()
-        self.refused(INVALID, client.call, "events.describe", ns=ns, keys=keys("a"), tokens=tokens(1, 2))
-        self.refused(INVALID, client.call, "events.describe", ns=ns, keys=keys("a"), tokens=tokens(1), parent=b"short")
-        self.refused(INVALID, client.call, "events.describe", ns=ns, keys=keys(*range(1025)), tokens=tokens(*range(1025)))
+        self.refused(INVALID, client.call, "events.metadata", ns=ns, keys=keys("a"), tokens=tokens(1, 2))
+        self.refused(INVALID, client.call, "events.metadata", ns=ns, keys=keys("a"), tokens=tokens(1), parent=b"short")
+        self.refused(INVALID, client.call, "events.metadata", ns=ns, keys=keys(*range(1025)), tokens=tokens(*range(1025)))
 
     def test_ucmctl_shows_them(self):
         client, ns, region = self.worker()
-        client.call("events.describe", ns=ns, keys=keys("a"), tokens=tokens(1))
+        client.call("events.metadata", ns=ns, keys=keys("a"), tokens=tokens(1))
         region.dump(["a"], [0])
         self.settled(client, ns)
         client.call("evict", ns=ns, keys=keys("a"))
@@ -174,7 +174,7 @@ class Daemons(OwnDaemons, Case):
     def test_without_memory_there_are_none(self):
         client = self.start()
         ns = client.open(DEMO)
-        for method, params in (("events", {}), ("events.list", {"ns": ns}), ("events.describe", {"ns": ns, "keys": keys(1), "tokens": tokens(1)})):
+        for method, params in (("events", {}), ("events.list", {"ns": ns}), ("events.metadata", {"ns": ns, "keys": keys(1), "tokens": tokens(1)})):
             self.assertIn("events.memory", self.refused(UNSUPPORTED, client.call, method, **params).args[2])
 
     def test_another_start_lists_what_is_there_and_numbers_again(self):

@@ -92,9 +92,9 @@ class Publisher(OwnDaemons, Case):
         return events
 
     def store(self, *names, parent=None):
-        """Blocks of one sequence, described and dumped."""
+        """Blocks of one sequence, with metadata, dumped."""
         more = {"parent": keys(parent)} if parent is not None else {}
-        self.engine.call("events.describe", ns=self.ns, keys=keys(*names), tokens=b"".join(u32(*tokens(name)) for name in names), **more)
+        self.engine.call("events.metadata", ns=self.ns, keys=keys(*names), tokens=b"".join(u32(*tokens(name)) for name in names), **more)
         self.assertEqual(set(self.region.dump(names, range(len(names)))), {OK})
 
     def stored(self, *names, parent=None, medium="CPU"):
@@ -119,7 +119,7 @@ class Publisher(OwnDaemons, Case):
         self.assertEqual(self.region.load([3], [0]), [OK])
         self.expect(events, self.stored(3, parent=2), self.removed(3, "STORAGE"))
         self.region.dump([9], [0])
-        self.expect(events, dict(self.stored(9), token_ids=[], block_size=0))  # nobody described it
+        self.expect(events, dict(self.stored(9), token_ids=[], block_size=0))  # nobody sent its metadata
 
     def test_a_subscriber_that_comes_late_is_told_all_parents_first(self):
         self.store(1, 2, 3)

@@ -252,7 +252,7 @@ class Requests(Case):
             "mapping.open": {"ns": ns}, "mapping.ref": {"mapping": 1, "sequence": sequence, "n": 1},
             "mapping.unref": {"mapping": 1, "sequence": sequence, "n": 1}, "mapping.release": {"mapping": 1, "slabs": [0]},
             "mapping.close": {"mapping": 1}, "lookup_table.open": {"ns": ns},
-            "events": {}, "events.list": {"ns": ns}, "events.describe": {"ns": ns, "keys": keys(1), "tokens": bytes(64)}}
+            "events": {}, "events.list": {"ns": ns}, "events.metadata": {"ns": ns, "keys": keys(1), "tokens": bytes(64)}}
 
     def wrong(self, params, table):
         """Params with one field each that breaks its row of the page's table."""

@@ -245,7 +245,7 @@ class Manners(Case):
         self.refused(Status.DENIED, self.client().namespace, self.identity(tenant="somebody else"))
         for wrong in (lambda: region.load(key(1), [0, 1]), lambda: region.load(b"short", [0]),
                       lambda: region.load([b"short"], [0]), lambda: region.load(key(1), [-1]),
-                      lambda: region.dump(key(1), [0], event=b"x"), lambda: chains.sha256_chain([1], 0),
+                      lambda: region.dump(key(1), [0], cuda_event=b"x"), lambda: chains.sha256_chain([1], 0),
                       lambda: region.load(key(1), array.array("d", [0.0]))):
             with self.assertRaises(ValueError):
                 wrong()

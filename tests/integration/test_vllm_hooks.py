@@ -26,7 +26,7 @@ class Kept(Case):
         spaces = [space["ns"] for space in ask(self.reader, "namespace.list")["namespaces"] if space["dtype"] != "summary"]
         return {block["key"]: block for ns in spaces for block in listed(self.reader, ns)}
 
-    def described(self):
+    def with_metadata(self):
         return {key: block for key, block in self.blocks().items() if "tokens" in block}
 
     def tokens_of(self, request, block):
@@ -34,7 +34,7 @@ class Kept(Case):
 
     def right(self, request, first=0):
         """Every whole block that it stored says what it stands for."""
-        told = self.described()
+        told = self.with_metadata()
         for i in range(first, (request.prompt_tokens - 1) // BLOCK):
             block = told[request.block_hashes[i]]
             self.assertEqual(block["tokens"], self.tokens_of(request, i))
@@ -43,11 +43,11 @@ class Kept(Case):
     def test_stored_blocks_say_what_they_stand_for(self):
         e, one, two = self.engine(), Request("one", prompt(1, 90, shared=48), outputs=20), Request("two", prompt(2, 90, shared=48))
         self.check(e, one, two)
-        self.eventually(lambda: len(self.described()) == len(self.blocks()) > 0)
+        self.eventually(lambda: len(self.with_metadata()) == len(self.blocks()) > 0)
         self.right(one)
         self.right(two)
 
-    def test_hits_are_described_to_a_daemon_that_does_not_know_them(self):
+    def test_hits_bring_metadata_to_a_daemon_that_lacks_it(self):
         e, one = self.engine(), Request("one", prompt(1, 90))
         self.check(e, one)
         self.eventually(lambda: all(block["is"] != 1 or "tokens" in block for block in self.blocks().values()) and self.stats()["nvme_writes"] >= len(self.blocks()))
@@ -58,18 +58,18 @@ class Kept(Case):
         self.daemon = daemon(directory=directory.directory, socket=directory.socket, **{"events.memory": "16MiB"})
         self.daemon.kept = False
         self.reader = Client(self.daemon.socket)
-        self.assertEqual(self.described(), {})
+        self.assertEqual(self.with_metadata(), {})
         self.eventually(lambda: self.loads(e, one.tokens))
-        self.eventually(lambda: len(self.described()) >= (one.prompt_tokens - 1) // BLOCK)
+        self.eventually(lambda: len(self.with_metadata()) >= (one.prompt_tokens - 1) // BLOCK)
         self.right(one)
 
-    def test_what_tokens_alone_do_not_stand_for_is_not_described(self):
+    def test_what_tokens_alone_do_not_stand_for_gets_no_metadata(self):
         e, plain, salted = self.engine(), Request("plain", prompt(1, 60)), Request("salted", prompt(1, 60), salt="s")
         salted.cache_salt = "s"
         self.check(e, salted)
         self.check(e, plain)
-        self.eventually(lambda: plain.block_hashes[0] in self.described())
-        self.assertFalse(set(salted.block_hashes) & set(self.described()))
+        self.eventually(lambda: plain.block_hashes[0] in self.with_metadata())
+        self.assertFalse(set(salted.block_hashes) & set(self.with_metadata()))
 
     def test_vllm_is_handed_what_becomes_of_blocks(self):
         class Make:
@@ -78,7 +78,7 @@ class Kept(Case):
         e = self.engine()
         one, two = Request("one", prompt(1, 90)), Request("two", prompt(2, 90))
         self.check(e, one)
-        self.eventually(lambda: len(self.described()) == len(self.blocks()) > 0)
+        self.eventually(lambda: len(self.with_metadata()) == len(self.blocks()) > 0)
         feed = EventFeed(e.connector._settings, "feed", e.connector._namespace, Make)
         self.addCleanup(feed.close)
         taken = []
@@ -147,7 +147,7 @@ class Off(Case):
         e = self.engine()
         for i in range(3):
             self.check(e, Request(f"r{i}", prompt(i, 60), outputs=20))
-        self.eventually(lambda: e.connector._scheduler.describer._not_before > 0)
+        self.eventually(lambda: e.connector._scheduler.metadata_sender._not_before > 0)
         before = self.stats()["requests_failed"]
         self.check(e, Request("more", prompt(9, 60), outputs=20))
         self.assertEqual(self.stats()["requests_failed"], before)

@@ -162,7 +162,7 @@ class TableHits(Structure):
     ]
 
 
-class Description(Structure):
+class BlockMetadata(Structure):
     _fields_ = [("keys", c_void_p), ("n_keys", c_uint32), ("tokens", c_void_p), ("parent", c_char_p), ("lora", c_char_p)]
 
 
@@ -176,7 +176,7 @@ class Transfer(Structure):
         ("priority", c_uint32),
         ("deadline_ms", c_uint32),
         ("lease", c_uint32),
-        ("event", c_char_p),
+        ("cuda_event", c_char_p),
         ("part", c_uint32),
         ("durability", c_uint32),
         ("step", c_uint32),
@@ -228,7 +228,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ucm_lookup_table_open": (c_int, [c_void_p, c_int]),
     "ucm_lookup_table_read": (c_int, [c_void_p, c_void_p, c_uint32, c_char_p, POINTER(TableHits)]),
     "ucm_lookup_note": (c_int, [c_void_p, c_void_p, c_uint32, c_int]),
-    "ucm_describe": (c_int, [c_void_p, POINTER(Description), c_int]),
+    "ucm_block_metadata": (c_int, [c_void_p, POINTER(BlockMetadata), c_int]),
     "ucm_call": (
         c_int,
         [c_void_p, c_char_p, c_char_p, c_size_t, c_int, POINTER(c_void_p), POINTER(c_size_t)],

@@ -364,7 +364,7 @@ class Namespace(_Handle):
         borrowed, n = borrow_keys(keys, self.identity.key_bytes)
         check(lib.ucm_lookup_note(self.handle, borrowed.address, n, _timeout(timeout)))
 
-    def describe(
+    def block_metadata(
         self,
         keys: Keys,
         tokens: Blocks,
@@ -372,14 +372,14 @@ class Namespace(_Handle):
         lora: Optional[str] = None,
         timeout: Optional[float] = None,
     ) -> None:
-        """Says what consecutive blocks of one sequence stand for, for who follows the daemon's events: the text of prompts.
+        """Sends metadata of consecutive blocks of one sequence, for who follows the daemon's events: the text of prompts.
         parent: the key before the first."""
         borrowed, n = borrow_keys(keys, self.identity.key_bytes)
         ids, n_tokens = uint32s(tokens)
         if n_tokens != n * self.identity.block_tokens or (parent is not None and len(parent) != self.identity.key_bytes):
             raise ValueError(f"{n} blocks of {self.identity.block_tokens} tokens, {n_tokens} tokens and this parent do not fit")
-        description = native.Description(borrowed.address, n, ids.address, parent, _text(lora))
-        check(lib.ucm_describe(self.handle, byref(description), _timeout(timeout)))
+        metadata = native.BlockMetadata(borrowed.address, n, ids.address, parent, _text(lora))
+        check(lib.ucm_block_metadata(self.handle, byref(metadata), _timeout(timeout)))
 
     def prefetch(
         self,

@@ -259,17 +259,17 @@ class Region(_Handle):
         layers: int = 0,
         priority: int = 0,
         deadline: float = 0.0,
-        event: Optional[bytes] = None,
+        cuda_event: Optional[bytes] = None,
         durable: Optional[bool] = None,
         raw: bool = False,
         timeout: Optional[float] = None,
     ) -> "Task":
-        """Stores blocks of the region's pages. event: the 64 bytes of a CUDA IPC event, recorded after the last write.
+        """Stores blocks of the region's pages. cuda_event: the 64 bytes of a CUDA IPC event, recorded after the last write.
         durable: done when on NVMe (True) or in DRAM (False); None: as the namespace was opened. raw: as they are, in an
         encoded namespace's base."""
-        if event is not None and len(event) != 64:
-            raise ValueError(f"a CUDA IPC event handle has 64 bytes, {len(event)} were given")
-        fields = {"layer": layer, "n_layers": layers, "priority": priority, "event": event}
+        if cuda_event is not None and len(cuda_event) != 64:
+            raise ValueError(f"a CUDA IPC event handle has 64 bytes, {len(cuda_event)} were given")
+        fields = {"layer": layer, "n_layers": layers, "priority": priority, "cuda_event": cuda_event}
         durability = 0 if durable is None else 1 if durable else 2
         call = lib.ucm_dump_raw if raw else lib.ucm_dump
         return transfer(call, self, self.ns, keys, blocks, timeout, deadline, durability=durability, **fields)

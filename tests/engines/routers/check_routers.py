@@ -61,7 +61,7 @@ class Routers(OwnDaemons, Case):
 
     def store(self, *names, parent=None):
         more = {"parent": keys(parent)} if parent is not None else {}
-        self.engine.call("events.describe", ns=self.ns, keys=keys(*names), tokens=u32(*tokens(*names)), **more)
+        self.engine.call("events.metadata", ns=self.ns, keys=keys(*names), tokens=u32(*tokens(*names)), **more)
         self.assertEqual(set(self.region.dump(names, range(len(names)))), {OK})
 
     # ---- Dynamo ----

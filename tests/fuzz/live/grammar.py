@@ -563,7 +563,7 @@ class Generator:
         else:
             keys = self.keys(conn.tenant, ns.family, ns.spec)
             tokens = ns.identity["block_tokens"] * len(keys)
-            self.call(conn, "events.describe", ns=ns.ref, keys={"keys": keys}, tokens={"u32": [7 + conn.tenant] * tokens},
+            self.call(conn, "events.metadata", ns=ns.ref, keys={"keys": keys}, tokens={"u32": [7 + conn.tenant] * tokens},
                       lora=f"lora-{'abcd'[conn.tenant]}")
 
     def act_operator(self, conn):

@@ -84,5 +84,5 @@ METHODS = {
     "inspect", "verify", "share.collect", "trace", "summary.open", "summary.build", "sequence.open", "sequence.append", "sequence.close",
     "select", "sequence.prefetch", "encoding.open", "mapping.open", "mapping.ref", "mapping.unref", "mapping.release", "mapping.close",
     "config.reload", "config.get", "bypass", "gather", "lookup_table.open", "load_prefix", "key.list", "key.reload", "tenant.list",
-    "tenant.set", "tenant.reset", "events", "events.list", "events.describe"}
+    "tenant.set", "tenant.reset", "events", "events.list", "events.metadata"}
 assert set(ENCODINGS) == {"fp8", "int8", "q4", "lossless"} and TENANTS <= 3

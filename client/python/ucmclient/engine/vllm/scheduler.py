@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from . import watching
 from .adapters import adapter_of
-from .describe import Describer
 from .held_pages import NULL_BLOCK, HeldPages
 from .lookup_table import LookupTable
 from .identity import EngineIdentity
 from .inputs import Mask, chosen_items, mask_of, more_of
 from .link import Link
+from .metadata import MetadataSender
 from .nvme import NvmeRate
 from .plan import Copy, Plan
 from .settings import Settings
@@ -76,7 +76,7 @@ class SchedulerHalf(HeldPages):
         self.gathers: Optional[GatherPlanner] = None
         self.lookup_table = LookupTable(settings)
         self.shared = SharedWait(settings)
-        self.describer = self._describer()
+        self.metadata_sender = self._metadata_sender()
         #: Random, part of all keys after a reset: no older block matches.
         self._epoch = b""
         #: Numbers of plans: the latest, the latest with loads within its step, the latest with a known outcome.
@@ -108,17 +108,19 @@ class SchedulerHalf(HeldPages):
         for tracked in self._requests.values():
             self._release(tracked)
         self.close()
-        self.describer = self._describer()
+        self.metadata_sender = self._metadata_sender()
         self.link = Link(self.settings, identity, name)
         if self.link.ns is not None:
             self.lookup_table.open(self.link.ns)
 
-    def _describer(self) -> Describer:
-        return Describer(lambda: self.link.ns if self.link is not None and self.settings.describe else None, self.block_tokens)
+    def _metadata_sender(self) -> MetadataSender:
+        return MetadataSender(
+            lambda: self.link.ns if self.link is not None and self.settings.block_metadata else None, self.block_tokens
+        )
 
     def close(self) -> None:
         self.lookup_table.close()
-        self.describer.close()
+        self.metadata_sender.close()
         if self.link is not None:
             self.link.close()
 
@@ -239,7 +241,7 @@ class SchedulerHalf(HeldPages):
         tracked.stored = hits.blocks
         if hits.blocks == 0:
             return None
-        self.describer.found(tracked, hits.blocks)
+        self.metadata_sender.found(tracked, hits.blocks)
         # This leaves half of the lease for the load.
         until = time.monotonic() + self.settings.lease / 2
         tracked.promise = Promise(hits.blocks, hits.lease, until, hits.blocks - hits.in_dram)
@@ -385,7 +387,7 @@ class SchedulerHalf(HeldPages):
             tracked.read_from = tracked.stored
         if end > tracked.read_to:
             tracked.read_to = end
-        self.describer.stored(tracked, tracked.stored, end)
+        self.metadata_sender.stored(tracked, tracked.stored, end)
         while tracked.stored < end:
             first = tracked.stored
             raw = first < self._raw_blocks  # as it is, though the engine encodes

@@ -98,8 +98,8 @@ class Settings:
 
     #: Look in the daemon's lookup table first, and ask for no lookup of which it says that nothing is cached.
     lookup_table: bool = field(default=True, metadata={"kind": None})
-    #: If the daemon keeps events for routers: tell it which tokens stored blocks stand for.
-    describe: bool = field(default=True, metadata={"kind": None})
+    #: If the daemon keeps events for routers: send it the metadata of stored blocks.
+    block_metadata: bool = field(default=True, metadata={"kind": None})
 
     @property
     def layers_apart(self) -> bool:

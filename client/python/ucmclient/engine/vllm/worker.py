@@ -356,7 +356,7 @@ class WorkerHalf:
         keys = b"".join(copy.keys for copy in store.copies) if more else first.keys
         blocks = [block for copy in store.copies for block in copy.blocks] if more else first.blocks
         return self.link.ask(
-            region.dump, keys, blocks, event=handle, deadline=self.settings.transfer_deadline, durable=self.settings.durable,
+            region.dump, keys, blocks, cuda_event=handle, deadline=self.settings.transfer_deadline, durable=self.settings.durable,
             raw=first.raw, timeout=self.settings.lookup_timeout, request="" if more else first.request, **layers,
         )
 

@@ -1,4 +1,4 @@
-"""Tells the daemon which tokens stored blocks stand for, so that routers that follow its events know (docs/events.md).
+"""Sends the daemon the metadata of stored blocks, so that routers that follow its events know (docs/events.md).
 
 Only while the daemon keeps events. A step adds one entry to a queue; a thread does the rest. What the queue has no room for is
 left out: a router then learns of these blocks at their next use. Imports nothing of vLLM.
@@ -27,7 +27,7 @@ _TIMEOUT = 5.0
 _AGAIN = 60.0
 
 
-class Describer:
+class MetadataSender:
     def __init__(self, ns_of: Callable[[], Any], block_tokens: int):
         """ns_of: the open namespace, None while the daemon is away."""
         self._ns_of, self._block_tokens = ns_of, block_tokens
@@ -60,7 +60,7 @@ class Describer:
             self.left_out += 1
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ucm-describe", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="ucm-metadata", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class Describer:
         except queue.Full:
             pass  # the thread looks after each run
         if self.left_out:
-            logger.info("%d runs of blocks were stored without a word on their tokens", self.left_out)
+            logger.info("%d runs of blocks were stored without metadata", self.left_out)
 
     # ---- on the thread ----
 
@@ -83,7 +83,7 @@ class Describer:
                     self._not_before = time.monotonic() + _AGAIN
                     logger.debug("routers are not told of tokens: %s", error)
             except Exception:  # whatever a request may be: routers know less, nothing else happens
-                logger.warning("blocks could not be described", exc_info=True)
+                logger.warning("block metadata could not be sent", exc_info=True)
 
     def _tell(self, tracked: Any, first: int, end: int, found: bool) -> None:
         ns = self._ns_of()
@@ -101,7 +101,7 @@ class Describer:
             return
         tokens = array.array("I", tracked.vllm.all_token_ids[first * self._block_tokens : end * self._block_tokens])
         lora = getattr(tracked.vllm, "lora_request", None)
-        ns.describe(
+        ns.block_metadata(
             keys[first * size : end * size], tokens, parent=keys[(first - 1) * size : first * size] or None if first else None,
             lora=getattr(lora, "lora_name", None) or None, timeout=_TIMEOUT,
         )
