@@ -68,11 +68,11 @@ struct fair_flow {
     uint64_t came;  /* when its burst began: its place among the bursts */
     uint64_t bytes; /* all that it has had */
     double settled; /* fair.turn when the caller was last told what was due to it */
-    double owed;    /* bytes that were due to it and not told: what waited then was taken away */
+    double owed; /* bytes that were due to it and not reported, since its requests were withdrawn */
 };
 
-/* What a flow got while others waited besides it, and what its weight's part of all that was served
- * then is. Where the scheduler keeps its promises these two become alike. */
+/* contended: bytes that a flow got while others waited, too. due: bytes that its weight entitled it
+ * to meanwhile. If the scheduler keeps its promises, the two converge. */
 struct fair_got {
     uint64_t contended, due;
 };

@@ -86,8 +86,7 @@ void conn_fds_drop(struct conn *c)
         if (c->fds[i] >= 0)
             reaper_close(c->front->reaper, c->fds[i], c->peer.owner);
         else
-            limit_give(c->peer.owner, LIMIT_DESCRIPTORS,
-                       1); /* who took it has it counted himself */
+            limit_give(c->peer.owner, LIMIT_DESCRIPTORS, 1); /* the new owner counts it itself */
     c->n_fds = 0;
 }
 

@@ -15,7 +15,7 @@
 /* What a connection gets at most before others have their turn. The frame that passes its time is
  * handled whole. */
 #define SLICE_FRAMES 32u
-/* Of frames, in an iteration of the event loop. */
+/* Time for frames in one iteration of the event loop. */
 #define TICK_NS 100000u
 #define SLICE_NS 200000u /* of one connection's among them */
 /* The same, and of a connection's slice, while several tenants use the event loop: another one was
@@ -143,8 +143,8 @@ static int fds_take(struct conn *c, struct msghdr *m, struct ucm_error *e)
     return rc == 0 && m->msg_flags & MSG_CTRUNC ? too_many_fds(e) : rc;
 }
 
-/* How much there is to read of the first frame. Once descriptors have come no more is read, so that
- * those of the next one cannot mix with them. */
+/* How much there is to read of the first frame. Once descriptors have come, reading stops at its
+ * end, so that those of the next frame cannot mix with them. */
 static size_t frame_rest(const struct conn *c)
 {
     size_t frame = PROTO_HEADER_BYTES;

@@ -21,10 +21,10 @@
 #define DRAIN_MS 1000 /* for a dropped peer to read its last answers */
 #define OUT_HIGH_BYTES (1u << 20)
 #define OUT_KEPT_BYTES (64u << 10) /* of an empty buffer */
-/* Of one connection, unread. */
+/* Unread descriptors of one connection. */
 #define FDS_MAX (2u * UCM_MAX_FRAME_FDS)
-/* Of connections that are served out of their tenants' turns, in an iteration of the event loop:
- * those that have ended, and answers that wait to be written. */
+/* Time in one iteration of the event loop for connections that are served out of their tenants'
+ * turns: those that have ended, and those with answers to write. */
 #define ASIDE_NS 200000u
 
 /* ---- descriptors ---- */
@@ -155,7 +155,8 @@ static int out_reserve(struct conn *c, size_t n)
             rc = out_grow(c, n);
         if (rc != -EUSERS || tries > 0)
             return rc;
-        /* The peer may read, and the daemon did not write yet. Who flushes sees an error, too. */
+        /* The peer may read, and the daemon did not write yet. The next flush sees an error,
+         * too. */
         (void)out_write(c);
     }
 }
@@ -287,7 +288,7 @@ void conn_send_fds(struct conn *c, struct proto_buf *b, const int *fds, uint32_t
     free(p);
 }
 
-/* ---- who does not read ---- */
+/* ---- peers that do not read ---- */
 
 static void unread_expired_cb(struct deadline *d);
 
@@ -352,8 +353,8 @@ static bool nothing_unread(const struct conn *c)
     return ioctl(c->fd, SIOCINQ, &bytes) == 0 && bytes == 0;
 }
 
-/* At once, as who connects next finds its place free; of many the last ones in their tenants'
- * turns. */
+/* Frees the connection at once, so that the next client finds a free place. If many end, the last
+ * ones wait for their tenants' turns. */
 static void conn_ended(struct conn *c, const char *reason)
 {
     struct front *f = c->front;

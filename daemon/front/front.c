@@ -17,11 +17,11 @@
 #define BACKLOG 1024
 #define BACKOFF_MS 100
 #define ACCEPTS_PER_TURN 8
-/* Of a uid: so many connects at once, then so many a millisecond. To find out who a peer is takes
- * the event loop some 30 us, to turn one away 5. */
+/* A uid's token bucket of connects: its size, and its rate per millisecond. Identifying a peer
+ * takes the event loop some 30 us, refusing one 5 us. */
 #define CONNECTS_AT_ONCE 512u
 #define CONNECTS_PER_MS 1u
-/* Of a tenant that has been idle, before the others' next turn. */
+/* Time that a tenant may take after idling, before the others' next turn. */
 #define BURST_NS 500000u
 #define SILENT_PART 4 /* of limits.connections, and so many at least: */
 #define SILENT_LEAST 16u
@@ -110,9 +110,9 @@ static int connects_check(struct front *f, uid_t uid, struct ucm_error *e)
     return 0;
 }
 
-/* Who connects too often is not asked further who he is. Who may be an operator by his uid is asked
- * always: root of a container may not keep that of the host out, and connects too often like
- * anybody else. */
+/* A peer that connects too often is refused before it is identified. If its uid may be an
+ * operator's, it is identified first: root of a container must not keep root of the host out. The
+ * limit then applies unless it is an operator. */
 static int connects_admit(struct front *f, int fd, struct peer *peer, struct ucm_error *e)
 {
     struct ucred cred;

@@ -25,7 +25,7 @@
 struct front;
 struct conn;
 
-/* Who is at the other end, as of connect; peer.h has the rules. */
+/* The process at the other end, as of connect; peer.h has the rules. */
 struct peer {
     uid_t uid;
     gid_t gid;
@@ -34,7 +34,7 @@ struct peer {
     bool admin;
     char tenant[UCM_MAX_NAME_BYTES + 1];
     struct limit_owner *owner; /* the connection's, which has it until conn_free */
-    int fd; /* the socket, open until conn_free, for others to ask whether it hung up; no more */
+    int fd; /* the socket, open until conn_free; others may only ask whether it hung up */
 };
 
 struct front_handler {
@@ -72,8 +72,8 @@ void conn_send(struct conn *c, struct proto_buf *b);
  * front's from now on: it closes them once they are sent, or can't be. */
 void conn_send_fds(struct conn *c, struct proto_buf *b, const int *fds, uint32_t n);
 /* How many descriptors may be sent now. A peer that does not read keeps them open in the kernel,
- * where they count against the daemon and against what its uid and tenant may have: it gets no more
- * until it has read all. */
+ * where they count against the limits of the daemon, its uid and its tenant. It gets no further
+ * ones until it has read all. */
 uint32_t conn_fds_room(struct conn *c);
 /* The peer has said hello: from now on it may be silent between frames. */
 void conn_welcome(struct conn *c);

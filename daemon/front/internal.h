@@ -112,7 +112,7 @@ void conn_close(struct conn *c, const char *reason, bool offence);
 void conn_fds_drop(struct conn *c);
 /* It is sent, or never will be. */
 void conn_parcel_free(struct conn *c, struct parcel *p);
-/* Descriptors that wait, or that the peer has not read, count no more. */
+/* Stops counting descriptors that wait, or that the peer has not read. */
 void conn_parcels_drop(struct conn *c);
 void conn_out_free(struct conn *c);
 /* When nothing of the front is with the event loop any more. */

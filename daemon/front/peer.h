@@ -21,7 +21,8 @@
 int peer_identify(int fd, const struct config *config, struct peer *peer, struct ucm_error *e);
 /* Whether the peer is of the tenant that the daemon's own process would be. */
 bool peer_is_own(const struct peer *peer, const struct config *config);
-/* Whether somebody with these credentials is an operator, if he runs in the right place. */
+/* Whether somebody with these credentials is an operator, if its process runs in the right
+ * place. */
 bool peer_may_be_admin(const struct config *config, const struct ucred *cred);
 /* Whether the process is stopped, by SIGSTOP or a debugger. */
 bool peer_stopped(pid_t pid);

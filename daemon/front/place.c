@@ -107,7 +107,7 @@ static const char *line_path(const char *line, const char *hierarchy)
                                                                                      : NULL;
 }
 
-/* Of cgroup v1's named hierarchy where there is one, else of v2. */
+/* Reads the path in cgroup v1's named hierarchy if there is one, else in v2's. */
 static void cgroup_read(int directory, char out[PLACE_CGROUP_BYTES])
 {
     const char *v1 = NULL, *v2 = NULL;

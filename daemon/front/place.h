@@ -1,14 +1,13 @@
 /* Where a peer runs: here, or in a container. By what the kernel says under /proc, which needs no
  * privilege.
  *
- * Promise: what is said is of the process that connected, not of another one that got its number
- * later. When that is not certain, the answer is PLACE_UNKNOWN. Before Linux 6.5 (SO_PEERPIDFD) it
- * can't be certain of the time between connect and accept: a peer that ends in that time, whose
- * number then goes to a process of another place, and whose connection a child of its own keeps
- * open, is taken for that process. The kernel gives numbers out in turn, so that takes as many new
- * processes as there are numbers (4,194,304 under systemd), within the milliseconds that a
- * connection waits. Who can't rule that out has no `admins` by uid that containers share, and a
- * kernel of 6.5.
+ * Promise: the answer is about the process that connected, not about another one that got its pid
+ * later. If that is not certain, the answer is PLACE_UNKNOWN. Before Linux 6.5 (SO_PEERPIDFD) a
+ * peer can end between connect and accept while its child keeps the connection open. If a process
+ * of another place gets its pid then, the peer is taken for that process. The kernel assigns pids
+ * in order, so that takes as many new processes as there are pids (4,194,304 under systemd) within
+ * the milliseconds that a connection waits. A host that can't rule that out needs Linux 6.5, and no
+ * uids in `admins` that containers share.
  * Thread: the event loop only. */
 #ifndef UCMD_FRONT_PLACE_H
 #define UCMD_FRONT_PLACE_H

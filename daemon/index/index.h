@@ -179,7 +179,7 @@ struct ns {
     struct ns *chain;
     struct ns_table *table;
     struct tenant *tenant;     /* which it refers to */
-    struct limit_owner *owner; /* who made it, or the tenant; NULL: it is not counted */
+    struct limit_owner *owner; /* its creator, or the tenant; NULL: it is not counted */
     struct {
         uint64_t lookups, lookup_keys, lookup_hits, loads, load_bytes, dumps, dump_bytes,
             evicted_blocks;
@@ -196,7 +196,7 @@ struct ns {
     uint64_t wiped;           /* how many began that spare no tier */
     uint8_t record;           /* enum ns_record */
     uint64_t record_from;     /* tier_ns_record.from_sequence of a record that failed */
-    /* Who follows its blocks, and keeps what is needed for that here; NULL: nobody. */
+    /* State of the feature that follows its blocks; NULL: none does. */
     void *follower;
 };
 

@@ -64,7 +64,7 @@ struct records {
     struct record_class class[UCM_MAX_PARTS + 1]; /* by parts */
 };
 
-/* Of a block with so many parts. */
+/* Bytes of the record of a block with so many parts. */
 uint32_t record_bytes(uint32_t parts);
 int records_init(struct index *ix); /* 0 or -ENOMEM */
 void records_close(struct index *ix);

@@ -59,7 +59,7 @@ static uint32_t segment_buckets(uint32_t segment)
     return segment == 0 ? SEGMENT_MIN : SEGMENT_MIN << (segment - 1);
 }
 
-/* Of a hash, or of a bucket's number. */
+/* The bucket of a hash, or of a bucket's number. */
 static inline struct bucket *bucket_of(const struct ns_table *t, uint64_t hash)
 {
     uint32_t bucket = (uint32_t)hash & t->mask, high;

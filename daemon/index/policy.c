@@ -249,9 +249,9 @@ void policy_remove(struct policy *p, block_ref ref, bool evicted)
 
 /* ---- which goes ---- */
 
-/* Of the blocks at[], one of each list or 0, the one that goes first, or the one that goes last;
- * among equals the one with the fewest uses goes first. Returns the list, or -1. Time is what is
- * left until a block's time is up, in stamps, less what is the same for all. */
+/* at[] has one block of each list, or 0. Chooses the block to evict first, or last; ties go to the
+ * fewest uses. Returns its list, or -1. *when: stamps until the block's time is up, less what is
+ * the same for all. */
 static int list_choose(const struct policy *p, const block_ref *at, bool first, int64_t *when)
 {
     const int32_t *bonus = learner_bonus(p->learner);
@@ -417,7 +417,7 @@ static block_ref walk_next(const struct policy *p, struct walk *w)
     return ref;
 }
 
-/* Of n groups: what is aside was colder than the candidates when it went there. */
+/* Visits n groups. Blocks set aside were colder than the candidates at that time. */
 static void groups_walk(const struct policy *p, struct walk *w, uint32_t n,
                         void (*visit)(void *ctx, block_ref ref, uint32_t uses), void *ctx)
 {

@@ -25,8 +25,8 @@ struct policy_group {
     struct block_list list[USES_CLASSES]; /* the candidates, by uses */
     struct block_list aside[POLICY_LISTS];
     uint64_t candidates;
-    /* Of each list the first of those that came over from the common group. They came coldest
-     * first, and are colder than what was used since. 0: none is left. */
+    /* For each list, the first block that came over from the common group. These came coldest
+     * first, and are colder than blocks used since. 0: none is left. */
     block_ref came[USES_CLASSES];
     /* The cache's own: quota.c, space.c. */
     struct list open;

@@ -182,7 +182,7 @@ static struct copy_batch *batch_new(struct copies *c, const struct form *form, e
     return b;
 }
 
-/* Who calls it calls cache_released, once for all items. */
+/* The caller calls cache_released, once for all items. */
 static void item_end(struct copy_batch *b, const struct batch_item *i, enum ucm_block_status status)
 {
     struct copies *c = b->c;

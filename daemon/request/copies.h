@@ -19,7 +19,7 @@ struct copy_kind {
     /* Adds the copies of an item to its batch's job. 0; or -EINVAL, and none was added. NULL: one
      * copy, of the whole part. */
     int (*add)(struct copy_batch *b, const struct batch_item *i);
-    /* Sends a batch that gets no more items. False: the device's queue is full. NULL: as one
+    /* Sends a batch that is complete. False: the device's queue is full. NULL: as one
      * job. */
     bool (*send_batch)(struct copy_batch *b);
     /* Ends the reference to the item's slot. ok: it was copied. NULL: cache_unref. cache_released
@@ -62,7 +62,7 @@ struct copy_batch {
     uint32_t n;                           /* items */
     struct batch_item *item;              /* n; this and the job's arrays are after the struct */
     const struct ucm_rope_angle **shifts; /* of copies; or NULL */
-    /* Of a load in steps, and load_steps.c's. */
+    /* For a load in steps; load_steps.c owns these. */
     struct list link;         /* in steps->batches while a step of it is to be sent */
     uint32_t next_step, jobs; /* jobs: under way */
     enum ucm_block_status status;

@@ -1,8 +1,8 @@
-/* What a feature adds to requests: its door. daemon/features.c lists all of them, and who makes the
- * module gives it that list; the module itself names none.
+/* What a feature adds to requests: its interface. daemon/features.c lists all features; the module
+ * itself names none.
  *
- * A feature keeps what it has of the daemon in requests.ext, and of a connection in session.ext,
- * each under its own number. Callbacks may be NULL. Thread: the event loop only. */
+ * A feature keeps its state of the daemon in requests.ext, and of a connection in session.ext, each
+ * under its own number. Callbacks may be NULL. Thread: the event loop only. */
 #ifndef UCMD_REQUEST_FEATURE_H
 #define UCMD_REQUEST_FEATURE_H
 

@@ -17,8 +17,8 @@ struct reuse;
 
 /* Keys under leases of one connection: bounds what leases cost. */
 #define SESSION_MAX_LEASED_KEYS (1u << 20)
-/* Of them, so many end in one iteration of the event loop, which takes about 1 ms, and the rest of
- * one lease. */
+/* Keys whose leases end in one iteration of the event loop, which takes about 1 ms; the last lease
+ * ends whole. */
 #define LEASED_KEYS_PER_TURN (1u << 15)
 /* Namespaces that one connection holds open: a quarter of limits.namespaces_per_tenant, but at
  * least so many. An operator's may hold all. */
@@ -96,8 +96,8 @@ struct session {
     uint8_t nonce[UCM_NONCE_BYTES]; /* of region.challenge */
     uint64_t nonce_until_ms;        /* uv_now; 0: there is none */
     struct pending_writes pending_writes;
-    /* session.c's, for whoever ended something of it. Frees a closing session that has nothing
-     * left. */
+    /* Set by session.c; called after something of the session has ended. Frees a closing session
+     * that has nothing left. */
     void (*settle_cb)(struct session *s);
     /* a closing session with leases left: the next iteration of the event loop */
     struct cache_retry retry;
@@ -287,14 +287,14 @@ struct registered {
     struct device_region *region;   /* owned; one of the two is NULL */
     struct device_staging *staging; /* likewise */
     struct ns *ns;                  /* of a region */
-    struct view view;               /* of who copies by the region */
+    struct view view;               /* of the namespace that copies by the region */
     struct device_job job;
     struct list pending; /* requests that wait for the job: the register, or unregisters */
     uint64_t taken[REGISTERED_KINDS]; /* of its session's: by registered_kinds */
 };
 /* The open region that the call names, or NULL with call->error. */
 struct registered *call_region(struct call *call, uint64_t name);
-/* Closes it once the last of r->users has ended; whoever that is calls it again. */
+/* Closes it once the last of r->users has ended; that user calls it again. */
 void registered_close(struct registered *r);
 /* Begins to close all regions and staging rings of a session whose requests have ended. */
 void registered_close_all(struct session *s);

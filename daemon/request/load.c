@@ -142,9 +142,9 @@ int method_load(struct call *call)
     struct load *l = load_new(call, m);
 
     if (!l) {
-        /* Also where it is BUSY: the client forgot the lease when it sent the load, and who tries
-         * again looks up again. A lease that outlived its load would keep blocks that nobody can
-         * name until its time is over. */
+        /* Also if the answer is BUSY: the client forgot the lease when it sent the load, and looks
+         * up again before it retries. A lease that outlived its load would keep blocks that nobody
+         * can name until it expires. */
         lease_end(call->s, (uint32_t)m->lease);
         return -call->error.code;
     }

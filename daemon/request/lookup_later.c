@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <xxhash.h>
 
-/* Of a session; the oldest that was answered makes room. */
+/* Entries per session; a new one replaces the oldest that was answered. */
 #define LATERS_MAX 64u
 /* How long the shared tier's answer waits for its client, whatever the caches below keep of it.
  * Once the client has had it, it holds for share.negative. After that the shared tier is asked
@@ -14,7 +14,7 @@
 
 struct later {
     struct list link;
-    uint64_t hash;         /* of the keys: two lists with one hash cost a hit, no more */
+    uint64_t hash;         /* of the keys: a collision costs a hit, nothing else */
     struct view_look look; /* none under way: the shared tier has answered, at answered_ms */
     uint64_t answered_ms;
     bool told; /* that it has answered */

@@ -12,7 +12,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-/* Of the address space, 128 TiB on most processors, the daemon keeps half for itself. */
+/* The daemon keeps half of the address space (128 TiB on most processors) for itself. */
 #define MAPPED_BYTES_MAX (UINT64_C(1) << 46)
 #define MAPPINGS_USUAL 65530u
 

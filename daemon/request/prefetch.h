@@ -9,7 +9,7 @@ struct prefetch {
     bool marks; /* what it brings is marked, to count what came of it */
     struct transfer_look look;
 };
-/* Of one part so far, part 0, and nothing is looked for yet. NULL with call->error. */
+/* Begins with one part, part 0, and looks nothing up yet. NULL with call->error. */
 struct prefetch *prefetch_new(struct call *call, const struct view *v, uint32_t n_keys,
                               uint64_t priority, uint64_t deadline_ms);
 

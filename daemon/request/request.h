@@ -1,9 +1,9 @@
 /* Requests: what the methods of the wire do. The module where front, cache and devices meet.
  *
- * A session is a connection's state: who the peer is, which namespaces it opened, its regions,
- * leases and requests under way. Most methods answer at once; load, dump, prefetch, region.* and
- * what changes stored blocks by name are request objects that answer when they are done. There are
- * at most CONFIG_MAX_REQUESTS of them, and each has a deadline; past the limit the answer is BUSY.
+ * A session is a connection's state: its peer, the namespaces it opened, its regions, its leases
+ * and its requests under way. Most methods answer at once; load, dump, prefetch, region.* and what
+ * changes stored blocks by name are request objects that answer when they are done. There are at
+ * most CONFIG_MAX_REQUESTS of them, and each has a deadline; past the limit the answer is BUSY.
  *
  * A session ends in order: its requests are stopped, copies under way are awaited, then its
  * pending writes vanish, its leases end, its regions are unmapped, and only then its memory goes.

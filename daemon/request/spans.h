@@ -1,6 +1,6 @@
-/* What a request waits for, as who traces it is told. Who traces is a feature (daemon/trace): while
- * it does it sets requests.trace_cb, which gives some calls a struct traced, and that goes on with
- * the request. A request that is not traced has NULL: a step of it costs a comparison. */
+/* What a request waits for, as traces record it. Tracing is a feature (daemon/trace): while it is
+ * on it sets requests.trace_cb, which gives some calls a struct traced that stays with the request.
+ * A request that is not traced has NULL: a step of it costs a comparison. */
 #ifndef UCMD_REQUEST_SPANS_H
 #define UCMD_REQUEST_SPANS_H
 

@@ -71,7 +71,7 @@ void *transfer_new(struct call *call, const struct transfer_kind *kind, const st
     return w;
 }
 
-/* Of a prefix: what a lookup would find, counted as one; the rest is missed. */
+/* Counts the prefix that a lookup would find as one lookup; the rest are misses. */
 static void prefix_take(struct transfer *w, const uint8_t *keys)
 {
     struct lookup_counts found = {.n = w->n_keys};
@@ -432,8 +432,8 @@ static void give_up(struct transfer *w, enum ucm_block_status status)
 }
 
 /* Waits for a slot (-EBUSY) or for a place in a queue. Gives the rest up when nothing under way
- * could free any. Of those who wait for a slot one that has nothing under way goes first: it needs
- * little to get on. */
+ * could free any. Among transfers that wait for a slot, one with nothing under way goes first: it
+ * needs little to continue. */
 static void transfer_park(struct transfer *w, int rc)
 {
     if (!list_empty(&w->retry.link))

@@ -1,13 +1,13 @@
 /* Transfers: load, dump, prefetch, gather, summary.build and sequence.append go through their
  * items, a part of a block each, in order, with a cursor. An item that is not in DRAM waits for its
  * read while later ones begin. The bytes under way are bounded, so that a transfer larger than the
- * arena flows through it. Without a slot a transfer waits until somebody releases one; if nobody
- * has one that he will release, it gives up the rest.
+ * arena flows through it. Without a slot a transfer waits until somebody releases one; if no
+ * reference will be released, it gives up the rest.
  *
  *   begun -> [waits for its read] -> [read, waits for its kind] -> ended
  *
- * What an item's beginning and end are is its kind's. Stopping (cancel, deadline, connection
- * closed) ends what is not with a device.
+ * Its kind defines how an item begins and ends. Stopping (cancel, deadline, connection closed) ends
+ * what is not with a device.
  *
  * Thread: the event loop only. */
 #ifndef UCMD_REQUEST_TRANSFER_H
@@ -113,16 +113,16 @@ void transfer_stop_cb(struct request *r);
 void transfer_yield(struct transfer *w);
 /* A key's status is the worst of its parts'. */
 void transfer_status(struct transfer *w, uint32_t at, enum ucm_block_status status);
-/* Of a transfer whose items have ended: answers with *result, or if that is NULL with msg_blocks_r;
- * and frees the transfer. Who has a result has told r.trace, if there is one, how much of it was
- * ok. */
+/* Ends a transfer whose items have ended: answers with *result, or if that is NULL with
+ * msg_blocks_r, and frees the transfer. A caller with a result has told r.trace, if there is one,
+ * how much was ok. */
 void transfer_end(struct transfer *w, const void *result);
 
 /* ---- for transfer_kind.begin ---- */
 
 /* w->spare is there. 0 or -ENOMEM. */
 int transfer_reserve(struct transfer *w);
-/* Who has something under way lets those who wait for space go first. */
+/* A transfer with items under way lets those that wait for space go first. */
 bool transfer_gives_way(const struct transfer *w, const struct transfer_item *it);
 /* As cache_get of the item, which may wait then. */
 int transfer_get(struct transfer *w, const struct transfer_item *it, int node);
@@ -133,8 +133,8 @@ void transfer_drop(struct item_wait *iw, enum ucm_block_status status);
 void transfer_drop_ready(struct transfer *w, enum ucm_block_status status);
 
 bool transfer_large(const struct transfer *w);
-/* Of the transfer's next read in the tier's queue: of one priority, those go first that have few
- * reads under way. */
+/* Priority of the transfer's next read in the tier's queue: within one priority, transfers with few
+ * reads under way go first. */
 uint8_t read_priority(const struct transfer *w);
 
 /* ---- a transfer that waits for the shared tier first ---- */

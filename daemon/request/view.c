@@ -90,7 +90,7 @@ void view_touch(struct requests *rq, const struct view *v, const block_ref *refs
 
 /* ---- the shared tier ---- */
 
-/* Of a chain that changes its form more often than this the tail is found by the next lookup. */
+/* If a chain changes its form more often than this, the next lookup finds its tail. */
 #define ROUNDS_MAX 6u
 
 static uint32_t prefix_found(const struct view_look *look, struct proto_bin keys)
@@ -129,7 +129,7 @@ static bool look_next(struct view_look *look, struct proto_bin keys)
         look->hits = prefix_found(look, keys);
     if (look->hits == keys.n / look->view.ns[0]->identity.key_bytes)
         return false;
-    /* The form that was asked last has no more of the chain. */
+    /* The form that was asked last has nothing further of the chain. */
     if (look->rounds >= 2 && look->hits == before)
         return false;
     while (look->rounds < (look->each ? 2 : ROUNDS_MAX) &&

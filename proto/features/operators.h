@@ -313,7 +313,7 @@ enum ucm_bypass {
  *   `limits`.
  * bus_contended_bytes, nvme_contended_bytes, shared_contended_bytes, uint: what it was served while
  *   others waited too.
- * bus_due_bytes, nvme_due_bytes, shared_due_bytes, uint: its weight's part of all that was served
+ * bus_due_bytes, nvme_due_bytes, shared_due_bytes, uint: bytes that its weight entitled it to
  *   meanwhile.
  * kept, str: what `tenant.set` gave it. */
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Tenants that load at the same time, against a real daemon: each gets its weight's part of what is copied or read while others wait, too,
+"""Tenants that load at the same time, against a real daemon: each gets the bytes that its weight entitles it to while others wait, too,
 counted in bytes; and who loads little waits for what is under way and not for what others have queued, counted in requests, by the order in
 which a trace says that they ended.
 """
