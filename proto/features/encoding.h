@@ -15,7 +15,7 @@
  * version: of the encoding's definition; 0: the daemon's.
  * dtype: of the raw form: `f16`, `bf16` or `fp8_e4m3`.
  * k: of K in a layer: tokens, heads, elements of a row; MLA: the latent.
- * v: likewise of V; absent: a layer is one tensor.
+ * v: the same of V; absent: a layer is one tensor.
  * order: of rows: 0: token after token, 1: head after head.
  * axis: int8: 0: K has a scale for each row, 1: for each channel of a head.
  * seed: q4: of its rotation.

@@ -51,8 +51,8 @@
     F(m, u64, busy, OPT, 0, UINT64_MAX)                                                            \
     F(m, u64, missing, OPT, 0, UINT64_MAX)
 
-/* Method ls. Answers a page of a namespace's blocks, complete or not; at most 1,024. Blocks that
- * come or go meanwhile may be missed; none is listed twice.
+/* Method ls. Answers a page of a namespace's blocks, complete or not; at most 1,024. Blocks
+ * that are stored or evicted between pages may be missed; none is listed twice.
  * Callers: the namespace's tenant. */
 
 /* Result of ls.
@@ -133,10 +133,10 @@
     F(m, u64, roots, REQ, 0, UCM_MAX_ROOTS)                                                        \
     F(m, u64, busy, OPT, 0, UCM_MAX_ROOTS)
 
-/* Method bypass. Takes the cache out of the way in an incident. With loads bypassed, lookups, loads,
- * gathers and prefetches are misses. With stores bypassed, `dump` answers status 3; parts that it
- * has begun are finished. Cached blocks stay. It holds for every connection until it is turned off
- * or the daemon ends. Without `load` and `store` it only lists.
+/* Method bypass. Takes the cache out of the way in an incident. With loads bypassed, lookups,
+ * loads, gathers and prefetches are misses. With stores bypassed, `dump` answers status 3; parts
+ * that it has begun are finished. Cached blocks stay. It holds for every connection until it is
+ * turned off or the daemon ends. Without `load` and `store` it only lists.
  * Callers: operators.
  * Errors: BUSY: there are 64; NOT_FOUND: nobody is or could be this tenant. */
 
@@ -216,11 +216,11 @@
  * number, uint: the event's number.
  * ns, uint: the namespace, as in `namespace.list`.
  * key, bin: the block's key.
- * was, is, uint: status before and after, enum ucm_lookup_status. Both alike: metadata came.
+ * was, is, uint: status before and after, enum ucm_lookup_status. Equal: metadata came.
  * parent, bin: with `tokens`, of a block with metadata that is found: the key before it; empty: it
  *   begins a sequence.
- * tokens, bin: likewise: `block_tokens` token ids, u32 each.
- * lora, str: likewise: the adapter; empty: none. */
+ * tokens, bin: with `parent`: `block_tokens` token ids, u32 each.
+ * lora, str: with `parent`: the adapter; empty: none. */
 
 /* since: last number that the client has; 0: from the oldest that is kept.
  * limit: events at most; 0: 512.
@@ -235,7 +235,8 @@
     F(m, flag, tokens, OPT, 0, 0)
 
 /* Method events.list. Answers a page of the namespace's blocks that a lookup would find, with their
- * metadata. A block that comes or goes meanwhile has an event after `last` of the first page.
+ * metadata. A block that is stored or evicted between pages has an event after `last` of the first
+ * page.
  * Callers: the namespace's tenant. */
 
 /* Result of events.list.
@@ -247,7 +248,7 @@
  * key, bin: the block's key.
  * is, uint: its status, 1 to 3.
  * parent, tokens, bin: of a block with metadata, as in `events`.
- * lora, str: likewise. */
+ * lora, str: as in `events`. */
 
 /* Method events.metadata. Gives metadata of consecutive blocks of one sequence. They need not be
  * stored yet. `events_metadata_dropped` counts blocks for which there is no memory.
@@ -330,7 +331,7 @@ enum ucm_bypass {
  *
  * Spans are waits: `queue` for the event loop, `lookup` for the index, `shared lookup` for the
  * roots, `slot wait` for DRAM or the device's queue, `read turn` for smaller reads. `NVMe read` and
- * `shared read` include the checksum, `copy` a dump's event. `durable` ends on stable storage,
+ * `shared read` include the checksum, `copy` a dump's CUDA event. `durable` ends on stable storage,
  * `back-pressure` with write-back, `answer` at the socket.
  * Callers: operators.
  * Errors: BUSY: another connection traces; NOT_FOUND: this connection began none. */
@@ -361,11 +362,11 @@ enum ucm_bypass {
 
 /* op: enum ucm_trace_op; the other fields are for a start.
  * keys: keys instead of spans; then only `tenant`, `limit_ms` and `bytes` may be set.
- * slower_us: only requests that took at least so long.
+ * slower_us: only requests that took at least this long.
  * request: only requests whose id begins with this.
  * tenant: only requests of this tenant.
- * sample: only one in so many of those; 0: each.
- * limit_ms: ends after so long; 0: a minute.
+ * sample: one in this many of those; 0: each.
+ * limit_ms: ends after this long; 0: a minute.
  * bytes: of the ring, at least 65536; 0: 4194304. */
 #define UCM_MSG_TRACE(F, m)                                                                        \
     F(m, u64, op, OPT, 0, 2)                                                                       \

@@ -29,7 +29,7 @@
  * kv_heads: of a layer in a part.
  * head_dim: channels of K.
  * v_head_dim: channels of V; 0: no V.
- * rope_dim: MLA: so many last channels of K are the rotated part.
+ * rope_dim: MLA: how many of K's last channels are the rotated part.
  * k_offset: of K from the layer's start, in bytes.
  * k_token_stride: of K, bytes from a token to the next.
  * k_head_stride: of K, bytes from a KV head to the next.
@@ -92,8 +92,8 @@
  *   `summary.open`.
  * ns: from `summary.open`.
  * part: the part whose layers are selected from.
- * lease_ms: the sequence ends when no request used it for so long; cut to `max_lease_ms`, as is 0.
- */
+ * lease_ms: the sequence ends when no request used it for this long; cut to `max_lease_ms`, as
+ *   is 0. */
 #define UCM_MSG_SEQUENCE_OPEN(F, m)                                                                \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, u64, part, OPT, 0, UCM_MAX_PARTS - 1)                                                     \
@@ -113,7 +113,7 @@
  *   cover 2^20 keys; INVALID: the sequence would have more than 2^20 blocks.
  * sequence: from `sequence.open`.
  * keys: `key_bytes` each, concatenated, as the sequence goes on.
- * build: build summaries that are nowhere.
+ * build: build summaries that no tier has.
  * priority: of reads; higher first.
  * deadline_ms: as in `load`. */
 #define UCM_MSG_SEQUENCE_APPEND(F, m)                                                              \
@@ -129,7 +129,7 @@
  * shared: of these keys, that must be read from the shared tier.
  * missing: of these keys: not appended.
  * summaries: of these keys: summaries that the sequence holds.
- * built: how many of these were built meanwhile.
+ * built: how many of these had to be built first.
  * status: one byte a key: enum ucm_lookup_status, 0 if not appended; plus 4 if the sequence holds
  *   its summary. */
 #define UCM_MSG_SEQUENCE_APPEND_R(F, m)                                                            \
@@ -148,8 +148,8 @@
 /* Method select. Chooses the blocks of sequences that a query wants, by their summaries
  * (docs/protocol.md, "Sequences and selections"). Row i asks for layer `layers[i]` of sequence
  * `sequences[i]`; all are of one namespace. A row has one list with `heads` 1 or 2, else one for
- * each KV head. Without `sparse_ratio`, `topk_tokens`, `min_blocks` and windows, top k chooses
- * nothing.
+ * each KV head. Without `sparse_ratio`, `topk_tokens`, `min_blocks`, `sink_blocks` and
+ * `recent_blocks`, top k chooses nothing.
  * Errors: INVALID: `q` has another length than the rows take, or a NaN or infinity; `q_heads` is no
  *   multiple of the KV heads; the answer could exceed a frame; CANCELLED, DEADLINE, SHUTDOWN: it
  *   was stopped.
@@ -158,15 +158,15 @@
  * q: of each row, `rows` queries of `q_heads` heads of `head_dim` channels.
  * q_dtype: 0 float32, 1 float16, 2 bfloat16.
  * q_heads: query heads; those of a KV head follow one another.
- * rows: queries of each row: the last so many tokens; 0: 1.
+ * rows: queries of each row, those of its last tokens; 0: 1.
  * metric: 0 inner product; 1 minus the squared distance; 2 inner product with the rounded query.
  * reduce: over the queries of a KV head: 0 max, 1 mean, 2 sum of softmax.
  * heads: over KV heads: 0 a list for each, 1 sum, 2 max.
  * beta: softmax: scale of scores; 0: 1 / sqrt(`head_dim`), for `stats` and `tokens` with rest 1.
  * policy: 0 top k, 1 mass.
  * sparse_ratio: top k: fraction of the blocks.
- * topk_tokens: top k: so many tokens' blocks, in place of `sparse_ratio`.
- * min_blocks: top k: at least so many.
+ * topk_tokens: top k: the blocks of this many tokens, in place of `sparse_ratio`.
+ * min_blocks: top k: at least this many.
  * eps: mass: the fraction of the weights that is enough.
  * beta_m: mass: weights are exp(beta_m score); 0: as `beta`.
  * limit: blocks of a list at most; 0: as many as the answer holds.

@@ -85,7 +85,7 @@
  * mapping: from `mapping.open`.
  * sequence: from `sequence.open`.
  * first: a block's place in the sequence.
- * n: so many blocks, all of the sequence.
+ * n: number of blocks, all of them in the sequence.
  * priority: of reads; higher first.
  * deadline_ms: as in `load`. */
 #define UCM_MSG_MAPPING_REF(F, m)                                                                  \
@@ -115,7 +115,7 @@
  * mapping: from `mapping.open`.
  * sequence: from `sequence.open`.
  * first: a block's place in the sequence.
- * n: so many blocks; those beyond the sequence's end are passed over. */
+ * n: number of blocks; those beyond the sequence's end are passed over. */
 #define UCM_MSG_MAPPING_UNREF(F, m)                                                                \
     F(m, u64, mapping, REQ, 1, UCM_U32)                                                            \
     F(m, u64, sequence, REQ, 1, UCM_U32)                                                           \
