@@ -32,7 +32,7 @@ struct uv_loop_s;
 
 struct arena_group;
 
-/* Of a slab that may be granted to a group (daemon/mapping/grant.h). */
+/* Events of a slab that may be granted to a group (daemon/mapping/grant.h). */
 enum arena_granted_event {
     GRANTED_READY,  /* it has memory, and no slot was handed out */
     GRANTED_FAILED, /* there was no memory for it */
@@ -46,9 +46,9 @@ enum arena_granted_event {
 struct arena_config {
     uint64_t size, slab; /* bytes; size is rounded down to whole slabs */
     bool prefault;
-    /* Map `fd`, borrowed (daemon/snapshot/persist.h). The thread takes the file's space slab by
-     * slab, as with prefault, so that none is missing under a slot. Where there is no more, the
-     * arena ends. */
+    /* Map `fd`, borrowed (daemon/snapshot/persist.h). The thread allocates the file's space slab by
+     * slab, as with prefault, so that every slot has its space. The arena ends where space runs
+     * out. */
     bool file;
     int fd;
     /* Nodes to spread the memory over, borrowed; NULL: do not. Needs prefault or file: memory is
@@ -91,9 +91,9 @@ uint64_t arena_slot_bytes(struct arena *a, slot_ref slot); /* padded */
 uint64_t arena_padded(uint64_t bytes);
 int arena_slot_node(const struct arena *a, slot_ref slot); /* NUMA_NONE: not known */
 
-/* To empty a slab for another size. visit runs for each slot in use and may free it. Once visit
- * returns false no more slots are visited, and arena_slab_owners returns false. A slot of an
- * earlier run has the owner 0 until arena_slot_own. */
+/* Empties a slab for another size. visit runs for each slot in use and may free it. If visit
+ * returns false, the walk stops and arena_slab_owners returns false. A slot of an earlier run has
+ * the owner 0 until arena_slot_own. */
 bool arena_slab_owners(struct arena *a, uint32_t slab, bool (*visit)(void *ctx, uint64_t owner),
                        void *ctx);
 /* closed: no slot of the slab is handed out until its last slot is freed, or it is opened again.
@@ -116,8 +116,8 @@ uint64_t arena_slots_used(const struct arena *a);
 uint64_t arena_bytes_used(const struct arena *a);
 uint64_t arena_bytes_ready(const struct arena *a);
 uint64_t arena_bytes_configured(const struct arena *a); /* when it has grown */
-/* Of the slabs that will be ready next, `bytes` of them and one at least, some has no slot of an
- * earlier run. */
+/* Whether one of the slabs that will be ready next (`bytes` of them, at least one) has no slot of
+ * an earlier run. */
 bool arena_space_comes(const struct arena *a, uint64_t bytes);
 uint64_t arena_slab_bytes(const struct arena *a);
 /* numbers of slabs, those that may be granted included */

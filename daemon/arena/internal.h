@@ -54,7 +54,7 @@ struct arena {
     pthread_t thread;
     pthread_mutex_t lock; /* guards the three below */
     uint32_t touched;
-    bool stop, ended; /* ended: there will be no more than `touched` */
+    bool stop, ended; /* ended: `touched` grows no further */
     bool threaded;
     bool unplaced; /* the thread's: placing failed, and was logged */
 

@@ -9,8 +9,8 @@
 
 /* ---- chores ---- */
 
-/* In this order: who waits for the slab that compact.c has emptied takes it before others
- * come. */
+/* In this order: requests that wait for the slab that compact.c has emptied take it before
+ * others. */
 static const struct {
     bool (*run_cb)(void *ctx);
     bool (*ready_cb)(const void *ctx);

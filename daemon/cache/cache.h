@@ -64,7 +64,8 @@ void cache_arena_attach(struct cache *c, struct arena *arena);
 uint32_t cache_tier_busy(const struct cache *c);
 /* Nothing waits to be written, and no parts of an earlier run come. */
 bool cache_written(const struct cache *c);
-/* The daemon stops: no more writes. Blocks that wait for one are counted as dropped and logged. */
+/* The daemon stops: begins no further writes. Blocks that wait for one are counted as dropped and
+ * logged. */
 void cache_stop_writing(struct cache *c);
 
 /* ---- records of namespaces ---- */
@@ -94,7 +95,7 @@ struct cache_purge {
 /* 0: done_cb will run, unless cache_purge_done is true already. Or -ENOMEM. */
 int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns);
 bool cache_purge_done(const struct cache_purge *p);
-/* done_cb runs no more. */
+/* done_cb does not run afterwards. */
 void cache_purge_end(struct cache *c, struct cache_purge *p);
 
 /* ---- blocks ---- */
@@ -111,12 +112,12 @@ void cache_unlease(struct cache *c, block_ref ref);
 uint32_t cache_lease_many(struct cache *c, block_ref *refs, uint32_t n, bool found);
 /* True: something was released, and the caller calls cache_released. */
 bool cache_unlease_many(struct cache *c, const block_ref *refs, uint32_t n);
-/* Ends a lease that its caller took just now and does not need. Others hold the block, as whoever
- * gets a part does, or it was free to go before: nobody can have begun to wait for it in between,
- * so this wakes nobody. */
+/* Ends a lease that its caller took just now and does not need. Either others have references to
+ * the block, or it could be evicted before. Nothing can have begun to wait for it in between, so
+ * this wakes nothing. */
 void cache_lease_undo(struct cache *c, block_ref ref);
-/* Of blocks that have leases, each once: what they count as in the index, and their bytes if they
- * are complete. */
+/* Totals of blocks that have leases, each counted once: what they count as in the index, and their
+ * bytes if they are complete. */
 struct cache_leased {
     uint64_t index_bytes, bytes;
 };
@@ -158,7 +159,8 @@ bool cache_deleting(struct cache *c, block_ref ref);
 /* Returns whether it changed something. */
 bool cache_pin(struct cache *c, block_ref ref, bool pinned);
 
-/* Who follows blocks of some namespaces: those for which ns.follower or tenant.follower is set. */
+/* A feature that follows blocks of some namespaces: those for which ns.follower or tenant.follower
+ * is set. */
 struct cache_follower {
     struct list link;
     /* The status of a block (enum ucm_lookup_status) changes of a namespace that somebody follows;
@@ -188,8 +190,8 @@ struct cache_wait {
     struct list link;
     bool small;  /* in: the request is for few parts; as tier_io.small */
     bool shared; /* out, in done_cb: the part was read from the shared tier, not from NVMe */
-    /* Of who reads part of it instead (daemon/block_pool): out: the caller has these, and no
-     * reference.
+    /* For a caller that reads only some layers (daemon/block_pool). out: the caller has these, and
+     * no reference.
      * cancel_cb: also ends a wait; NULL: nothing. */
     struct cache_layers *layers;
     void (*cancel_cb)(struct cache_wait *w);
@@ -231,7 +233,7 @@ void cache_unref_lasting(struct cache *c, block_ref ref, uint32_t part); /* ends
 uint32_t cache_ref_ready(struct cache *c, const block_ref *refs, uint32_t n, uint32_t part,
                          uint32_t most, const void **memory);
 
-/* Parts on their way into other slots. Who copies may end at 0. */
+/* Parts on their way into other slots. The copier may end once it is 0. */
 uint32_t cache_moves(const struct cache *c);
 #define CACHE_MOVES_MAX 1024u /* that features may have under way */
 
@@ -285,7 +287,8 @@ int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint3
 enum wait_for {
     /* the next iteration of the event loop, as enough was done in this one: one goes on in each */
     WAIT_TURN,
-    /* A slot (-EBUSY), in the order in which they came: who has too little lets nobody pass. */
+    /* A slot (-EBUSY), first come, first served: a request that still has too little lets none
+     * pass. */
     WAIT_SLOT,
     /* Something else that is full: a queue (-EAGAIN), the tenant's DRAM (-EDQUOT). Nobody waits
      * behind it. */

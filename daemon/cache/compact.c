@@ -1,17 +1,18 @@
-/* Empties a slab in which lies what may not leave, for slots of another size: guaranteed blocks,
- * and those of which another part is in use, as some of a block of many parts mostly is. It moves
- * their parts into slots of their own size in other slabs, a few at a time, and then lets the
- * others leave. A search for space begins it when it has found nothing else, or passed over colder
- * blocks that are stuck alongside guaranteed ones (space.c); a chore goes on with it.
+/* Empties a slab for slots of another size although it has parts that may not be evicted: those of
+ * guaranteed blocks, and those of blocks of which another part is in use (often so with many
+ * parts). It moves their parts into slots of their own size in other slabs, a few at a time, and
+ * then lets the others leave. A search for space begins it when it has found nothing else, or
+ * passed over colder blocks that are stuck alongside guaranteed ones (space.c); a chore goes on
+ * with it.
  *
  *   choose the slab with the fewest parts that stay ---> copy these
  *   ---> exchange each one's slot when nobody else uses it
  *   ---> nothing that stays is left: evict the rest ---> the slab is free
  *
- * Where the others' slots in other slabs are wanted, their coldest blocks leave, as for any slot.
- * So a guarantee keeps as many bytes as it says, and not the slabs in which they came to lie. It
- * gives up, and puts the slab back, when a part stays in use or no slot is to be had; then
- * nothing is tried for a moment, nor before something was released. */
+ * If their new slots need space, the coldest blocks are evicted, as for any slot. So a guarantee
+ * keeps as many bytes as it says, and not the slabs in which they came to lie. It gives up and puts
+ * the slab back if a part stays in use or no slot is free. It then pauses, and tries again once
+ * something was released. */
 #include "daemon/cache/internal.h"
 
 #include <errno.h>
@@ -44,7 +45,7 @@ struct survey {
     unsigned kept, rest, busy;
     unsigned looks;
     bool move, evict; /* deal with them */
-    bool stuck;       /* a slot is not to be had now */
+    bool stuck;       /* no slot is free now */
 };
 
 static const struct part *part_at(struct cache *c, uint64_t owner, const struct ns **ns)
@@ -304,7 +305,8 @@ bool cache_compact_run(void *ctx)
     struct cache *c = ctx;
     bool more = compact(c);
 
-    /* Nothing else may happen meanwhile: who uses the part in the way may itself wait for room. */
+    /* Nothing else may happen meanwhile: the request that uses the part in the way may itself wait
+     * for space. */
     if (c->compact.slab > 0)
         alarm_set(c, c->compact.progress_ms + CACHE_COMPACT_PATIENCE_MS + 1);
     return more;

@@ -69,7 +69,7 @@ bool cache_owner_may_leave(struct cache *c, uint64_t owner);
 /* That block leaves DRAM. */
 void cache_owner_evict(struct cache *c, uint64_t owner);
 
-/* Who moves parts; the cache has room for one. */
+/* A feature that moves parts; the cache has one at most. */
 struct cache_mover {
     struct chore chore;
     bool waits; /* the chore is woken when something is released, or evicted by name */

@@ -8,11 +8,11 @@
  * eviction", redis.io). */
 #include "daemon/cache/internal.h"
 
-/* After so many searches that found none, no more before something is released. */
+/* After so many fruitless searches, the next waits until something is released. */
 #define FRUITLESS_MAX 64
 /* Blocks that a sweep looks at in one iteration of the event loop. */
 #define SWEEP_TURN 256
-/* Of so many, cache_list_drop_older takes the one that was written first. */
+/* cache_list_drop_older compares so many and takes the one that was written first. */
 #define OLDER_TRIES 16
 /* Blocks that a sample looks at, and how many it compares. */
 #define LOOKS 256u

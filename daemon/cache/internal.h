@@ -22,8 +22,8 @@
  * then. */
 enum cache_chore {
     CHORE_COMPACT,
-    CHORE_SPACE, /* who waits for space tries again */
-    CHORE_OTHER, /* who waits for something else does */
+    CHORE_SPACE, /* waiters for space try again */
+    CHORE_OTHER, /* other waiters do */
     CHORE_WAITERS,
     CHORE_SECRETS,
     CHORE_WRITE_NVME, /* + enum write_to */
@@ -35,7 +35,7 @@ enum cache_chore {
     CHORES,
 };
 
-/* Who hears of parts that a dump has published; NULL: nobody. */
+/* Called for parts that a dump has published; NULL: nothing is. */
 struct cache_watchers {
     void (*published_cb)(void *ctx, struct ns *ns, block_ref ref, uint32_t part);
     void *published_ctx;
@@ -61,7 +61,7 @@ struct cache {
     uint64_t releases; /* how often something was released */
     struct cache_watchers watch;
     struct list followers; /* struct cache_follower */
-    /* What is put off, and who waits. */
+    /* Postponed work, and waiters. */
     struct chores chores;
     struct chore chore[CHORES];
     struct list waits[WAITS];  /* of cache_retry.link */
@@ -145,7 +145,7 @@ static inline void part_unref(struct cache *c, struct part *p)
     c->users--;
 }
 
-/* It is found no more, and readers of slots that are granted miss its parts from now on. */
+/* From now on no lookup finds it, and readers of granted slots miss its parts. */
 void block_mark_deleting(struct cache *c, block_ref ref);
 
 /* ---- wait.c ---- */
@@ -157,9 +157,9 @@ static inline void cache_wake(struct cache *c, enum cache_chore chore)
 /* Less is under way, and nothing was released: if nothing is left, who waits for a release has to
  * know. */
 void cache_less_under_way(struct cache *c);
-/* Who waits for write-back may go on. */
+/* Waiters for write-back may continue. */
 void cache_less_dirty(struct cache *c);
-/* Chores: who waits tries again. */
+/* Chores: waiters try again. */
 bool cache_space_run(void *ctx);
 bool cache_space_ready(const void *ctx);
 bool cache_other_run(void *ctx);
@@ -186,7 +186,7 @@ struct pending_write {
 /* ---- ref.c ---- */
 
 /* After a reference or lease ended: removes a block that is marked for deletion, or of which too
- * little is left. Who calls it calls cache_released, once for all. */
+ * little is left. The caller calls cache_released, once for all. */
 void cache_settle(struct cache *c, block_ref ref, const struct block *b);
 
 /* Drops it; no copy is writing it. The caller calls cache_released. */

@@ -90,7 +90,7 @@ static void tier_done_cb(struct tier_io *io, int status)
     op->kind->tier_cb(op, status);
 }
 
-/* Of some layers the tier wants to know where the part would begin. */
+/* For some layers, the tier needs the address at which the whole part would begin. */
 static void target_set(struct part_op *op, const struct span *span)
 {
     struct tier_io *io = &op->io.tier;

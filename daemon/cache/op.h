@@ -32,7 +32,7 @@ struct part_op {
     uint8_t priority;
     bool small;
     bool check; /* a read that nobody uses, at nobody's cost */
-    /* Of a read into the part's slot. */
+    /* For a read into the part's slot. */
     uint32_t number; /* in cache.pending_reads */
     bool failed;     /* reported */
 };

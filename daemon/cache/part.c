@@ -1,5 +1,5 @@
-/* The state of parts, and of the blocks that they make up, and what is counted of it. Who else has
- * to know that it changed is told here. */
+/* The state of parts and of their blocks, and the counters of it. Changes are reported to other
+ * modules from here. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
@@ -252,7 +252,7 @@ void cache_list_front(struct cache *c, block_ref ref)
     }
 }
 
-/* ---- who follows blocks ---- */
+/* ---- followers of blocks ---- */
 
 void cache_follow(struct cache *c, struct cache_follower *f)
 {
@@ -264,7 +264,7 @@ void cache_unfollow(struct cache_follower *f)
     list_remove(&f->link);
 }
 
-/* What may have changed it is over: it was `was` before. Of a namespace that is followed. */
+/* Reports a status that may have changed from `was`, in a namespace that is followed. */
 static void status_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was)
 {
     const uint8_t *key = index_block(c->config.index, ref)->key;

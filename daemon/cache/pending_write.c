@@ -103,8 +103,8 @@ int pending_write_claim(struct cache *c, struct pending_writes *pending_writes, 
     } else {
         f = table_get(&c->pending_writes, part_pending_write(p));
     }
-    /* Who brings all layers does not go on with what was brought before: a dump by layers may have
-     * been cancelled midway. */
+    /* A dump of all layers does not continue an earlier one: a dump by layers may have been
+     * cancelled midway. */
     if (f->pending_writes == pending_writes && f->copying == 0 && n == f->layers) {
         memset(f->claimed, 0, (f->layers + 63) / 64 * sizeof(f->claimed[0]));
         f->done = 0;
@@ -136,7 +136,7 @@ void pending_write_end(struct cache *c, struct pending_write *f, uint32_t n, boo
     else if (f->done == f->layers && !f->broken)
         pending_write_publish(c, f);
     else if (f->copying == 0)
-        /* who waits for a slot may take this one */
+        /* a waiter for a slot may take this one */
         list_push_back(&c->pending_writes_by_age, &f->link_age);
 }
 

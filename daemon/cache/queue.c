@@ -1,4 +1,4 @@
-/* Blocks that wait to be written: their queues, whose turn it is, and what is counted of them. */
+/* Blocks that wait to be written: their queues, the tenants' turns, and the counters. */
 #include "daemon/cache/internal.h"
 
 #include <errno.h>

@@ -1,9 +1,9 @@
-/* What tenants are guaranteed of DRAM, and what they get at most; what they are guaranteed of NVMe.
+/* Tenants' minimum and maximum of DRAM, and their minimum of NVMe.
  *
- * A tenant with either has a group of its own in the policy. What it holds is counted when a slot
- * becomes its, or is given back. While that is no more than it is guaranteed, its group is closed:
- * searches for space pass it over. What it holds beyond is everybody's: the open groups and the
- * common one give what is coldest. One that may get no more gives way to itself. */
+ * A tenant with a minimum or a maximum of DRAM has its own group in the policy. Its bytes are
+ * counted when it gets a slot, or gives one back. Up to its minimum its group is closed: searches
+ * for space skip it. Above, its group is open: the coldest blocks of the open groups and the common
+ * one are evicted. A tenant at its maximum evicts its own blocks. */
 #include "daemon/cache/internal.h"
 
 #include "daemon/base/log.h"
@@ -14,8 +14,8 @@
  * changed. */
 #define REGROUP_TURN 256u
 
-/* Whether it has more than its guarantee, even when its largest block leaves. A block counts as its
- * guarantee at most: whoever names huge blocks keeps twice as much, and not all there is. */
+/* Whether it has more than its guarantee even without its largest block. A block counts at most as
+ * the guarantee: a tenant with huge blocks keeps twice its guarantee, not all of DRAM. */
 static bool may_lose(const struct tenant *t)
 {
     uint64_t guaranteed = t->settings.dram_guaranteed,
@@ -71,7 +71,7 @@ uint32_t cache_quota_groups(struct cache *c, struct policy_group *out[QUOTA_GROU
     out[0] = policy_common(c->config.policy);
     for (; node != &c->quotas.open && n < QUOTA_GROUPS; node = node->next)
         out[n++] = LIST_ENTRY(node, struct policy_group, open);
-    /* Of more than that, others have their turn next. */
+    /* If there are more, the others have their turn next. */
     for (uint32_t i = 1; node != &c->quotas.open && i < n; i++) {
         list_remove(&out[i]->open);
         list_push_back(&c->quotas.open, &out[i]->open);
@@ -95,8 +95,7 @@ void cache_tenants_changed(struct cache *c)
 
     for (struct tenant *t = tenant_next(tenants, NULL); t; t = tenant_next(tenants, t)) {
         cache_quota_update(c, t);
-        /* Of one that is only guaranteed something, searches bring over what they meet, in its
-         * order. */
+        /* For a tenant with only a guarantee, searches move the blocks that they meet, in order. */
         if (t->group && t->settings.dram_most > 0 && !t->group->whole) {
             t->group->whole = true;
             c->quotas.place = 0;

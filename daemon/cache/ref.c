@@ -1,6 +1,6 @@
-/* What keeps blocks where they are, leases in some tier, references to their parts in DRAM, and how
- * they leave: a tier, or all; who decides that is above. And spans (span.h), which name the bytes
- * of a part for who has a reference to it. */
+/* What keeps blocks in place (leases in some tier, references to parts in DRAM), and how they leave
+ * one tier or all; callers decide when. Also spans (span.h), which name a part's bytes for the
+ * owner of a reference. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
@@ -450,7 +450,7 @@ int span_pending_write(struct cache *c, const struct pending_write *f, uint32_t 
     const struct form *form = ns_form(cache_ns(c, f->ref), f->part);
     bool claimed = first <= f->layers && n <= f->layers - first;
 
-    /* Of all of these layers; no others are the part's. */
+    /* Claims all of these layers; the part has no others. */
     for (uint32_t s = first; claimed && s < first + n; s++)
         claimed = f->claimed[s / 64] >> (s % 64) & 1;
     if (!claimed)

@@ -13,7 +13,7 @@
 
 /* Looks of one search; it goes on in the next iteration of the event loop. */
 #define LOOKS 4096
-/* Of them among the stuck at first: blocks of the wanted size lie there, too. */
+/* Candidates looked at in the stuck list first: it has blocks of the wanted size, too. */
 #define STUCK_LOOKS 16
 /* Owners that it looks at, at most, before it empties a slab, and blocks that it then evicts in
  * one iteration of the event loop: so many parts of one count as a block more. */
@@ -21,7 +21,7 @@
 #define SLAB_EVICTIONS 1024
 #define PARTS_PER_EVICTION 4u
 /* A block on the wanted NUMA node goes first, if one is among the coldest: the search looks at
- * NEAR_TRIES candidates, and at no more than a 1/NEAR_FRACTION of all. */
+ * NEAR_TRIES candidates, and at most at 1/NEAR_FRACTION of all. */
 #define NEAR_TRIES 16
 #define NEAR_FRACTION 32
 struct space_search {
@@ -175,7 +175,7 @@ static block_ref victim_stuck(struct space_search *s, uint64_t most)
     return ref;
 }
 
-/* Of the group at hand. What went aside was coldest then. */
+/* The first victim of the current group. Blocks set aside were the coldest at that time. */
 static block_ref victim_first(struct space_search *s)
 {
     block_ref ref = victim_near(s);
@@ -235,8 +235,7 @@ static block_ref victim_find(struct space_search *s)
     block_ref ref = victim_among(s, g, n);
     bool unseen = s->unseen;
 
-    /* Who holds no more than is guaranteed gives up its own when nobody else can, now or in a
-     * moment. */
+    /* A tenant within its guarantee evicts its own blocks if no other tenant can, now or soon. */
     if (ref == 0 && !s->may.spare && !s->only && s->tenant && s->tenant->group &&
         cache_quota_keeps(s->tenant)) {
         ref = victim_among(s, &s->tenant->group, 1);
@@ -421,8 +420,8 @@ bool cache_coldest_drop(struct cache *c)
 
 /* ---- a slot ---- */
 
-/* Makes space for a tenant that gets no more, of its own blocks. 0, -EDQUOT, or -EBUSY: the search
- * goes on in the next iteration of the event loop. */
+/* Evicts blocks of a tenant that has reached its maximum. 0, -EDQUOT, or -EBUSY: the search goes on
+ * in the next iteration of the event loop. */
 static int most_keep(const struct space_search *of)
 {
     struct space_search s = *of;
@@ -460,7 +459,7 @@ slot_ref cache_slot_beside(struct cache *c, uint64_t bytes, uint64_t owner, int 
     return slot;
 }
 
-/* As cache_slot, where there is none to be had at once. */
+/* As cache_slot, if none is free at once. */
 static int slot_search(struct space_search *s, uint64_t bytes, uint64_t owner, slot_ref *out)
 {
     struct cache *c = s->cache;

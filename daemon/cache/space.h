@@ -68,10 +68,9 @@ enum {
     LIST_ONLY_COPY,
     /* Leased or pinned with a copy below: may leave DRAM, but not the index. */
     LIST_KEPT,
-    /* Of another slot size than was wanted, in a slab that could not be emptied. */
+    /* Blocks of another slot size than was wanted, in a slab that could not be emptied. */
     LIST_STUCK,
-    /* In slots that are granted only: these are of no use to others. Who grants them empties
-     * them. */
+    /* Blocks only in granted slots, which are of no use to others. The granter empties them. */
     LIST_GROUPS,
 };
 _Static_assert((int)LIST_GROUPS < (int)POLICY_LISTS, "the policy has too few lists");
@@ -79,7 +78,7 @@ _Static_assert((int)LIST_GROUPS < (int)POLICY_LISTS, "the policy has too few lis
 /* No part of it is being read, written or filled. */
 bool block_idle(const struct block *b, const struct ns *ns);
 
-/* Who asks whether a block may leave. */
+/* The context in which a block may be evicted, or not. */
 struct leave {
     struct cache *cache;
     bool lose;   /* those that lie nowhere else may leave though they wait to be written */
@@ -151,7 +150,7 @@ bool cache_coldest_drop(struct cache *c);
  * written leaves for it. 0, or
  * - -EBUSY: everything is in use, or lies nowhere else while the arena has more space in a moment;
  * - -EFBIG: no slab is as long;
- * - -EDQUOT: the owner's tenant gets no more, and nothing of its own may leave now.
+ * - -EDQUOT: the owner's tenant has reached its maximum, and none of its own blocks may leave now.
  * owner: part_owner(), or 0 for a slot that holds no part. */
 int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool keep, slot_ref *out);
 

@@ -1,10 +1,9 @@
-/* Who waits: for an iteration of the event loop, for space, for write-back. */
+/* Waiters: for an iteration of the event loop, for space, for write-back. */
 #include "daemon/cache/cache.h"
 
 #include "daemon/cache/internal.h"
 
-/* Of those who wait for something else than a slot, that try again in one iteration of the event
- * loop. */
+/* Waiters for something else than a slot that try again in one iteration of the event loop. */
 #define OTHER_WAKES 16
 
 /* To be released. */
@@ -24,7 +23,7 @@ static bool space_may_come(const struct cache *c)
            arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);
 }
 
-/* Returns who that was, and may be no more; NULL: nobody waits. */
+/* Returns the waiter, which may have ended by now; NULL: none waits. */
 static const struct list *first_retries(struct list *waits)
 {
     struct list *node = list_pop_front(waits);
@@ -66,11 +65,11 @@ bool cache_space_run(void *ctx)
     do {
         c->trying = list_empty(&c->firsts) ? slots->next : c->firsts.next;
         node = first_retries(list_empty(&c->firsts) ? slots : &c->firsts);
-        /* Who waits again has too little, and so have those after. This compares the address only:
-         * r may be freed. */
+        /* A request that waits again has too little, and so have those after it. This compares the
+         * address only: r may be freed. */
     } while (node && c->firsts.next != node && slots->prev != node && slots->next != node);
     c->trying = NULL;
-    /* Who has not tried since the last one is first. */
+    /* Waiters that have not tried since the last release are first. */
     list_splice_front(&c->waits[WAIT_OTHER], &c->woken);
     list_splice_front(&c->woken, &c->waits[WAIT_OTHER]);
     if (!list_empty(&c->woken))
@@ -78,7 +77,7 @@ bool cache_space_run(void *ctx)
     return false;
 }
 
-/* Nothing is under way that could free a slot: who waits for one has to know. */
+/* Whether nothing is under way that could free a slot: waiters for one have to know. */
 bool cache_space_ready(const void *ctx)
 {
     const struct cache *c = ctx;

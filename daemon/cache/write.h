@@ -21,8 +21,8 @@ struct block_queue {
     uint32_t head, n, cap;
 };
 
-/* A tenant's blocks that wait to be written, in the order in which they became complete. Of more
- * tenants than there are lanes some share one, as in base/fair.h. */
+/* A tenant's blocks that wait to be written, in the order in which they became complete. If there
+ * are more tenants than lanes, some share one, as in base/fair.h. */
 struct write_lane {
     struct list link; /* in write_target.turns */
     bool waits;       /* it is there */
@@ -37,7 +37,7 @@ struct write_target {
     uint32_t n;                         /* that wait, in all lanes */
     struct block_queue stalled;         /* blocks of namespaces that may not be written now */
     uint64_t writing_bytes;             /* of parts whose write is under way */
-    bool full; /* it refused an operation: no more before one has ended, or it says so */
+    bool full; /* it refused an operation: the next waits until one has ended, or it says so */
 };
 
 /* write_part.c: durable parts */
@@ -73,7 +73,7 @@ extern const uint16_t write_flags[WRITE_TARGETS]; /* of a block that waits */
 uint64_t *write_dropped(struct cache *c, enum write_to to);
 /* The bytes of the block that lie in DRAM and not on NVMe: dirty while it waits. */
 uint64_t cache_block_dirty(const struct block *b, const struct ns *ns);
-/* It waits from now on, or no more. */
+/* Whether it waits from now on. */
 void cache_queued_set(struct cache *c, enum write_to to, block_ref ref, bool queued);
 /* The block that `ref` named when it was queued may be gone, and another have its number. If that
  * one waits too, it has its turn early. */
@@ -90,7 +90,7 @@ uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum wr
 void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part);
 /* A namespace may be written again: what was stalled waits in front of its queue. */
 void cache_writes_unstall(struct cache *c);
-/* A secret has come, or can't be had: its blocks are put back in the next iterations. */
+/* A secret has come, or is unavailable: its blocks are put back in the next iterations. */
 void cache_writes_with_secret(struct cache *c);
 /* What was stalled waits in front of its queue again. */
 void cache_write_unstall(struct cache *c, enum write_to to, block_ref ref);

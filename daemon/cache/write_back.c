@@ -136,8 +136,8 @@ static bool write_waits(const struct cache *c, enum write_to to)
            t->writing_bytes < CACHE_WRITE_WINDOW && !t->full && !c->no_writes;
 }
 
-/* 0: the part is being written. 1: nothing is to be done. -EAGAIN: the target takes no more now, or
- * *left, which counts the parts of this iteration down, is 0. Another -errno: it can't be
+/* 0: the part is being written. 1: nothing is to be done. -EAGAIN: the target accepts none now, or
+ * *left, which counts this iteration's parts down, is 0. Another -errno: it can't be
  * written. */
 static int part_begin(struct cache *c, enum write_to to, block_ref ref, uint32_t part,
                       unsigned *left)
@@ -203,7 +203,7 @@ static uint64_t cost_of(const struct ns *ns, unsigned begun)
     return ns->block_bytes / ns->identity.parts * begun;
 }
 
-/* Takes a block out of its queue. False: it has to stay there, and the target takes no more now.
+/* Takes a block out of its queue. False: it has to stay there, and the target accepts none now.
  * *bytes: of its parts whose write has begun. */
 static bool block_take(struct cache *c, enum write_to to, block_ref ref, unsigned *left,
                        uint64_t *bytes)
@@ -302,7 +302,7 @@ static bool write_run(struct cache *c, enum write_to to)
 {
     bool more = write_some(c, to);
 
-    c->lists.fruitless = 0; /* a block that waits no more may be dropped for a new one */
+    c->lists.fruitless = 0; /* a block that no longer waits may be dropped for a new one */
     return more;
 }
 

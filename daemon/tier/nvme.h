@@ -56,7 +56,7 @@ struct nvme_job {
     void (*done_cb)(struct nvme_job *job); /* on the event loop */
 };
 
-/* Of a file: its list of segments in quarantine, and its health checks, which write that list. */
+/* A file's list of segments in quarantine, and its health checks, which write that list. */
 struct nvme_health {
     struct nvme_quarantine list, stored; /* stored: what is being written */
     unsigned next;                       /* copy to write next */
@@ -90,8 +90,8 @@ struct nvme_device {
     int looked; /* by the last look: 0, or what nvme_file_intact said */
     char reason[TIER_REASON_BYTES];
     struct tier *tier;
-    /* Of TIER_SYNC, by tier_io.link: those that wait for a check of an earlier run's part, for a
-     * sync, and for the sync that is running. */
+    /* TIER_SYNC operations, by tier_io.link: those that wait for a check of an earlier run's part,
+     * for the next sync, and for the running sync. */
     struct list unchecked, unsynced, syncing;
     unsigned sync_checks; /* under way */
     bool sync_busy;
@@ -164,7 +164,7 @@ struct nvme_recovery {
 };
 
 #define NVME_NS_BATCH 32u
-/* Of the batch under way: what was asked, the record that it makes, and how that went. */
+/* One item of the batch under way: the request, the record that it makes, and the result. */
 struct nvme_ns_one {
     struct tier_ns_record *asked;
     struct nvme_ns_record record;
@@ -324,7 +324,7 @@ static inline bool nvme_recovering(const struct tier *t)
     return t->recovery.state != RECOVERY_DONE;
 }
 
-/* Of the segments that were adopted, those that this run has not opened itself. */
+/* Whether the segment was adopted, and this run has not opened it itself. */
 static inline bool nvme_to_recover(const struct tier *t, const struct segment *s)
 {
     return s->state == SEGMENT_CLOSED && s->sequence < t->recovery.before;

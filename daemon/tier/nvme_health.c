@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define MODULE "tier"
-#define WRITE_FAILURES_MAX 4u /* in a row, then the file takes no more writes */
+#define WRITE_FAILURES_MAX 4u /* in a row, then the file is not written to */
 #define CHECK_MIN_MS 1000u    /* between health checks of a file that failed */
 #define CHECK_MAX_MS 300000u
 #define LOOK_MS 5000u /* between looks at files, whether they are still there */

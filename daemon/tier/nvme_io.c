@@ -368,9 +368,9 @@ static int device_choose(struct tier *t, uint64_t stride, uint32_t keep, unsigne
     return wait ? -EAGAIN : -ENOSPC;
 }
 
-/* As device_choose, reclaiming once if need be. What can't be had while writes are under way may be
- * there when one of them has ended, or when a segment that is being emptied is free. What is moved
- * from there makes no space for itself: others would go for it. */
+/* As device_choose, reclaiming once if need be. Space may appear once a write has ended, or a
+ * segment that is being emptied is free. A part that is moved makes no space for itself: others
+ * would be evicted for it. */
 static int space_find(struct tier *t, const struct tier_io *io, bool *full, unsigned *file)
 {
     uint64_t stride = nvme_stride(io->bytes);

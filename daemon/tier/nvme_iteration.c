@@ -1,7 +1,6 @@
-/* What the rest of the tier stands on: who holds it, its jobs in the pool, and the next iteration
- * of the event loop. How much one iteration does is bounded: a request waits while it lasts, and a
- * load of a block in DRAM waits for two iterations: for its request, and for the end of its
- * copy. */
+/* The tier's base: its references, its jobs in the pool, and the next iteration of the event loop.
+ * The work of one iteration is bounded, since requests wait for it. A load of a block in DRAM waits
+ * for two: for its request, and for the end of its copy. */
 #include "daemon/tier/nvme.h"
 
 #include <assert.h>

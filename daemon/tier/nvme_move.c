@@ -1,7 +1,7 @@
 /* Parts that were read since they were written, and those that are guaranteed to stay, are moved
- * before their segment is reused, so that the log does not drop them with their neighbours. Of a
- * segment that is at most half live all parts are: a start closes the segments that were being
- * filled, so that few parts, and the newest, would hold many of them.
+ * before their segment is reused, so that the log does not drop them with their neighbours. If at
+ * most half of a segment is live, all its parts are moved: a start closes the segments that were
+ * being filled, so that few parts, the newest, would occupy many segments.
  *
  * When few segments are free, one is emptied ahead of need: a sparse one if there is any, else the
  * oldest of the least warm. Up to a percentage of its records, those that were read, and all that

@@ -217,9 +217,9 @@ static int segment_open(struct segment_table *t, uint32_t file, uint64_t stride,
     return 0;
 }
 
-/* The open segment that a record of `stride` should lie in; NULL: one should be opened. When no
- * more may be open, the next longer stride is better than closing a segment that has just been
- * begun. */
+/* The open segment that a record of `stride` should lie in; NULL: one should be opened. If no
+ * further segment may be open, it takes the next longer stride rather than close a segment that has
+ * just been begun. */
 static struct segment *segment_fit(const struct segment_file *f, uint64_t stride)
 {
     bool may_open = !list_empty(&f->free) && f->open_count < segment_open_max(f);
