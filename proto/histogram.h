@@ -3,7 +3,7 @@
  * Buckets lie evenly on a logarithmic scale, four to each doubling, from 1 us to 67 s, so that a
  * quantile is known to within an eighth. Each bound is a whole number of microseconds and belongs
  * to the bucket below it.
- * Threads: no state; who counts in one has it alone. */
+ * Threads: no state; one thread at a time may use a histogram. */
 #ifndef UCM_PROTO_HISTOGRAM_H
 #define UCM_PROTO_HISTOGRAM_H
 
@@ -33,7 +33,7 @@ static inline void histogram_add(struct histogram *h, uint64_t ns, uint64_t n)
 
 /* The upper bound of a bucket; UINT64_MAX for the last. */
 uint64_t histogram_bound_us(uint32_t bucket);
-/* Of a bound that is a power of two, at least 4 us: the bucket below it. */
+/* The bucket below a bound that is a power of two, at least 4 us. */
 uint32_t histogram_bucket_below(uint32_t log2_us);
 uint64_t histogram_total(const struct histogram *h);
 /* The duration that a fraction `of_1000` / 1000 of all does not exceed, interpolated in its bucket.

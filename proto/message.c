@@ -88,8 +88,8 @@ static void where_prefix(const struct proto_where *where, char *out, size_t size
         out[0] = '\0';
 }
 
-/* Of each kind the type in MessagePack, and the words of an error: before and after the range of
- * what it may be, and the unit of what it is. */
+/* For each kind: its type in MessagePack, and the words of an error: before and after the allowed
+ * range, and the unit. */
 static const struct {
     uint8_t type;
     const char *before, *after, *counted;

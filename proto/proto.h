@@ -75,9 +75,8 @@ void proto_quote(struct proto_str s, char *out, size_t size);
 /* Makes a text fit for a str of the wire, in place: what is no UTF-8, or controls, becomes '?'. */
 void proto_clean(char *text);
 
-/* Of the bytes of a text, how many stand before the first that is no UTF-8, or a control character:
- * names go into logs, tables and C strings. n: all is well. *control: that character, or
- * UINT32_MAX. */
+/* The number of bytes before the first one that is not UTF-8, or is a control character: names go
+ * into logs, tables and C strings. n: all are valid. *control: that character, or UINT32_MAX. */
 uint32_t proto_text_span(const char *p, uint32_t n, uint32_t *control);
 
 /* By enum ucm_method. */

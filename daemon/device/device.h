@@ -91,8 +91,8 @@ struct device_region {
     uint32_t ring_region;      /* what orders of a staging ring call it; 0: never staged */
     uint32_t n_handles, n_planes;
     struct device_handle *handles;
-    /* Of pages.layers + 1 entries: planes [layer_first[s], layer_first[s+1]); none: the region has
-     * no memory for that layer */
+    /* pages.layers + 1 entries: layer s has planes [layer_first[s], layer_first[s+1]); none: the
+     * region has no memory for that layer */
     uint32_t *layer_first;
     /* Until OPEN, `base` counts from the first byte of handle `memory`'s mapping. */
     struct ucm_copy_plane *planes;
@@ -124,7 +124,7 @@ struct device_staging {
 
 /* How a copy between those pages and blocks of that form goes. */
 enum copy_way {
-    WAY_NONE, /* it can't be had */
+    WAY_NONE, /* no way is available */
     WAY_STRAIGHT,
     WAY_CONVERTED,
 };
@@ -270,7 +270,7 @@ struct device_config {
     unsigned cpu_threads;
     int cuda; /* enum config_cuda */
     enum copy_strategy strategy;
-    /* Of the bus, for loads alongside a worker that computes; 100: as if it did not. */
+    /* The share of the bus for loads while a worker computes; 100: as if it did not. */
     unsigned beside_percent;
     /* directory for the measured costs of GPUs; NULL or "": none; borrowed */
     const char *calibration;

@@ -37,7 +37,7 @@ static bool covers(const struct device_region *r, uint64_t address)
     return false;
 }
 
-/* Of any other fault the daemon dies, as it would without this: the instruction faults again. */
+/* Any other fault kills the daemon, as it would without this: the instruction faults again. */
 static void fault_cb(int number, siginfo_t *info, void *context)
 {
     struct guarded *g = guarded;

@@ -1,7 +1,7 @@
-/* Memory that a client shares, while the daemon copies from and to it. A client may take pages out
- * of its memfd past the registration (FALLOC_FL_PUNCH_HOLE). The kernel would make new ones for
- * whoever touches the hole, and charge them to him: to the daemon, as many as the client likes.
- * Under a guard a touched hole ends the copy instead. Inside this module only. */
+/* Guards copies from and to memory that a client shares. A client may punch holes into its memfd
+ * after the registration (FALLOC_FL_PUNCH_HOLE). If the daemon touched them, the kernel would
+ * allocate new pages and charge the daemon, without bound. Under a guard a touched hole ends the
+ * copy instead. Inside this module only. */
 #ifndef UCMD_DEVICE_GUARD_H
 #define UCMD_DEVICE_GUARD_H
 

@@ -218,7 +218,7 @@ static bool same_memory(const struct msg_handle *a, const struct msg_handle *b, 
         return false;
     if (a->kind == UCM_HANDLE_CUDA_IPC)
         return memcmp(a->ipc.p, b->ipc.p, a->ipc.n) == 0;
-    /* Only memfds have seals: fstat of another file may wait for who serves its file system. */
+    /* Only memfds have seals: fstat of another file may block on the server of its file system. */
     return a->kind == UCM_HANDLE_MEMFD && fcntl(fds[a->fd], F_GET_SEALS) >= 0 &&
            fcntl(fds[b->fd], F_GET_SEALS) >= 0 && fstat(fds[a->fd], &x) == 0 &&
            fstat(fds[b->fd], &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;

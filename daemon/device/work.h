@@ -50,11 +50,10 @@ void job_queue_push(struct job_queue *q, struct device_job *job);
  * or NULL. */
 struct device_job *job_queue_pop_control(struct job_queue *q,
                                          bool (*skip_cb)(void *ctx, struct list *link), void *ctx);
-/* The copy of that direction (of a joint queue, of either one) whose turn it is, left in the queue,
- * or NULL. */
-struct device_job *job_queue_first(struct job_queue *q, enum device_op op);
-/* Of a joint queue: the copy whose turn it is if tenants wait whose first copies skip_cb names; or
+/* The next copy of that direction (of a joint queue: of either direction), left in the queue, or
  * NULL. */
+struct device_job *job_queue_first(struct job_queue *q, enum device_op op);
+/* The next copy of a joint queue, skipping tenants whose first copy skip_cb rejects; or NULL. */
 struct device_job *job_queue_first_unless(struct job_queue *q,
                                           bool (*skip_cb)(void *ctx, struct list *link), void *ctx);
 bool job_queue_waits(struct job_queue *q); /* does anything? */
@@ -82,11 +81,11 @@ int job_refuse_deserted(struct device_job *job); /* -ECANCELED */
 int job_check(struct device_job *job, uint64_t now_ms);
 /* Has the peer of that socket hung up? One system call. NULL: no. */
 bool peer_hung_up(const int *peer_fd);
-/* Of a plane in the job's slots, in the form that these have: where it begins, and its length. */
+/* A plane's offset and length in the job's slots, in their form. */
 uint64_t job_plane_at(const struct device_job *job, uint32_t plane);
 uint32_t job_plane_bytes(const struct device_job *job, uint32_t plane);
-/* Of a slot that the job's planes take. *cost (or NULL): what such an item costs in turns and
- * pieces, in bytes, as a fragment takes as long as JOB_FRAGMENT_COST at least. */
+/* Bytes of a slot that the job's planes take. *cost (or NULL): what such an item counts in turns
+ * and pieces, in bytes; a fragment costs at least JOB_FRAGMENT_COST. */
 #define JOB_FRAGMENT_COST 512u
 uint64_t job_item_bytes(const struct device_job *job, uint64_t *cost);
 /* Checks that memory which a peer shares is safe to map up to offset + bytes: a memfd that can't
@@ -108,8 +107,8 @@ bool job_next_piece(struct device_job *job, uint64_t max_cost, uint32_t max_item
 
 /* ---- daemon/encoding/convert.c ---- */
 
-/* Of a region with a codec: each plane must be one tensor, in order and aligned. Fills in where
- * they lie in slots. 0, or -code with *e. r has its planes. */
+/* For a region with a codec: each plane must be one tensor, in order and aligned. Fills in their
+ * offsets in slots. 0, or -code with *e. r has its planes. */
 int region_tensors(const struct msg_region_register *m, struct device_region *r,
                    struct ucm_error *e);
 /* On the CPU: encodes or decodes a piece between slots and pages. */

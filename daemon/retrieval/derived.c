@@ -174,7 +174,7 @@ static void build_end(struct derived_build *b, int status)
     limit_give(space->tenant->owner, LIMIT_BUILDS, 1);
     metrics_at(space)->summary_build_failed += status != 0 && space->summaries;
     metrics_at(space)->unfit_decode_failed += status != 0 && !space->summaries;
-    /* Who waits holds both blocks, and may drop them when its callback returns. */
+    /* The waiter has references to both blocks, and may drop them when its callback returns. */
     cache_unlease(c, b->derived);
     cache_unlease(c, b->base);
     while ((node = list_pop_front(&b->waiters)) != NULL) {

@@ -70,7 +70,7 @@ static inline struct session_retrieval *session_retrieval(const struct session *
 /* Builds under way. Each has a thread's work ahead of it, and the slots of two parts. */
 #define DERIVED_BUILDS_MAX 256
 
-/* Of all the spaces and sessions of one tenant. Tenants take turns with the parts that wait for
+/* State of all spaces and sessions of one tenant. Tenants take turns with the parts that wait for
  * their builds, and with their selections. */
 struct derived_tenant {
     struct list link;

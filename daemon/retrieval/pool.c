@@ -61,8 +61,8 @@ static struct summary_job *turns_take(const struct summary_pool *p, struct summa
     return NULL;
 }
 
-/* The job whose turn it is; NULL: no piece may run now. Its tenant, if it is urgent, goes to the
- * end of the list. */
+/* The next job; NULL: no piece may run now. Its tenant, if it is urgent, goes to the end of the
+ * list. */
 static struct summary_job *job_take(struct summary_pool *p, struct summary_queue **queue)
 {
     struct summary_job *other = job_of(p, &p->others), *job;

@@ -8,9 +8,9 @@
 #include <string.h>
 
 #define ALIGN 64u
-/* Of a frame, for all but the lists. */
+/* Bytes of a frame for everything but the lists. */
 #define ANSWER_MARGIN 1024u
-/* Of memory that is kept from one selection to the next. */
+/* Bytes of memory kept from one selection to the next. */
 #define SPARE_MOST (16u << 20)
 
 struct select_request {

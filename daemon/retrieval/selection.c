@@ -6,7 +6,7 @@
 
 #define ALIGN 64u
 #define GROUP_BYTES (2u << 20) /* of a group's rows, but one row at least */
-/* Of one piece: summaries read, channels of queries multiplied; blocks at least. */
+/* Bounds of one piece: summaries read, channels of queries multiplied; blocks at least. */
 #define CHUNK_BYTES (512u << 10)
 #define CHUNK_WORK (4u << 20)
 #define CHUNK_MIN 8u

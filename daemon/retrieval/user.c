@@ -1,4 +1,4 @@
-/* Who takes turns with the threads: the connections of one uid of a tenant, together. */
+/* Users that take turns with the threads: a user is all connections of one uid of a tenant. */
 #include "daemon/retrieval/derived.h"
 
 #include <stdlib.h>

@@ -46,8 +46,8 @@ enum share_verb {
     SHARE_CHECK
 };
 
-/* Of one bucket: regular files with the name of a block file or a temporary file. Empty for a
- * bucket that does not exist; zeroes are an empty one. Freed by share_listing_free. */
+/* One bucket's regular files with the name of a block file or a temporary file. Empty for a bucket
+ * that does not exist; zeroes are an empty listing. Freed by share_listing_free. */
 #define SHARE_LISTING_FILES (1u << 19) /* more are left out, and `cut` is set */
 #define SHARE_LISTING_UNREAD 16u       /* more unread files fail the LIST */
 struct share_file {

@@ -57,8 +57,8 @@ void block_file_tenant_name(const uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES],
                             char out[BLOCK_FILE_NAME_CAP]);
 /* True: it is such a name, of this namespace. */
 bool block_file_tenant_parse(const char *name, uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES]);
-/* What begins the temporary names of one process: 16 hex digits, different each time, must follow.
- * Of the host's name as much as fits; other characters than letters, digits, '.' and '_' are
+/* The prefix of one process's temporary names: 16 hex digits, different each time, must follow. It
+ * has as much of the host's name as fits, with characters other than letters, digits, '.' and '_'
  * replaced. */
 void block_file_temp_prefix(const char *host, uint32_t pid, uint64_t started,
                             char out[BLOCK_FILE_TEMP_CAP]);

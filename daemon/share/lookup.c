@@ -204,7 +204,7 @@ static void find_answer(struct find *f, int status)
         p->answered |= 1u << f->root;
     else
         k->failed = true;
-    /* Of several roots the first one that has the key decides. */
+    /* If several roots have the key, the first decides. */
     if (!k->answered) {
         if (part == p->request->part && status == 0)
             k->found = (uint8_t)(f->root + 1);
@@ -231,7 +231,7 @@ static void find_released_cb(struct share_task *t)
     struct find *f = LIST_ENTRY(t, struct find, task);
     int status = share_status_missing(t->status) ? -ENOENT : t->status;
 
-    /* Who removed it meanwhile, or missed it, knows better. */
+    /* A later removal or miss overrides this answer. */
     if (status == 0 && share_recall(f->share, &t->op.id, f->root) == SHARE_KNOWN_MISSING)
         status = -ENOENT;
     find_remember(f, status);

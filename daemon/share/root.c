@@ -129,7 +129,7 @@ static void task_unqueue(struct share_task *t)
     t->root->queued[t->class]--;
 }
 
-/* The backend has it no more, or will give no answer to it that anybody waits for. */
+/* The backend no longer has it, or its answer will not be waited for. */
 static void begun_less(struct share_root *r, struct share_task *t)
 {
     list_remove(&t->link);

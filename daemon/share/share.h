@@ -92,7 +92,7 @@ struct share_io {
 
 /* The secret of an encrypted namespace's names and keys here. 0 and *secret, until the next
  * iteration of the event loop, or NULL where secrets are not in use; -EAGAIN: it is being read;
- * -ENOKEY: it can't be had now. */
+ * -ENOKEY: it is unavailable now. */
 int share_secret(struct share *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                  const uint8_t **secret);
 /* Why the directory of secrets can't be used, for health; NULL: it can, or there is none. */
@@ -102,7 +102,8 @@ const char *share_secrets_problem(const struct share *s);
  * now. -ENOKEY: a write, and there is no key. -ENOMEM. */
 int share_submit(struct share *s, struct share_io *io);
 /* ready_cb runs when a submit that returned -EAGAIN may be accepted; secrets_cb before it, when a
- * secret that share_secret was asked for has been read, or can't be had. One caller: the cache. */
+ * secret that share_secret was asked for has been read, or is unavailable. One caller: the
+ * cache. */
 void share_on_ready(struct share *s, void (*ready_cb)(void *ctx), void (*secrets_cb)(void *ctx),
                     void *ctx);
 
@@ -117,7 +118,7 @@ struct share_lookup {
     const uint8_t *keys; /* n of key_bytes each */
     uint32_t n;          /* at most UCM_MAX_KEYS */
     uint32_t part;       /* the block's highest: written last, removed first */
-    /* Of the payload of a part up to that one, and of the encryption header where it has one. */
+    /* Bytes of the payload up to and with that part, and of the encryption header if it has one. */
     uint64_t (*bytes_of)(const struct share_lookup *p, uint32_t part);
     struct fair_who who;
     bool each;            /* every key by itself; otherwise the end of a chain is searched */
@@ -205,7 +206,7 @@ void share_purge_cancel(struct share *s, struct share_purge *p); /* done_cb will
  * not collected; -ECANCELED: stopped. */
 int share_collect(struct share *s, uint32_t root);
 
-/* Of a root that is a process; zeroes of one that is none. */
+/* Figures of a root that is a process; zeroes for others. */
 struct share_process_stats {
     uint64_t starts, ends, kills; /* ends: unasked; kills: of these, by the daemon */
     uint64_t pid;                 /* 0: there is none now */

@@ -278,7 +278,7 @@ static int refusal(const struct share_io *io, int err)
     return io->write ? -EROFS : -ENOENT;
 }
 
-/* Of this moment: the part's name comes of it, too. */
+/* The secret of this moment: the part's name derives from it, too. */
 static int secret_take(struct share_encryption *x)
 {
     const uint8_t *secret;

@@ -63,10 +63,10 @@ struct ucm_lookup_table_header {
 #define UCM_LOOKUP_TABLE_GENERATION_MASK UINT64_C(0xfffc)
 #define UCM_LOOKUP_TABLE_PRINT_MASK (~UINT64_C(0xffff))
 
-/* Byte i of the tags is 0 while entry i is empty, else 0x80 and bits 57 to 63 of its hash. Of byte
- * 7 the low half counts the entries whose own bucket is this one, but that lie after it; once it
- * is 15 it stays. The high half is how many buckets after it the furthest of them has lain since
- * the count was 0. */
+/* Byte i of the tags is 0 while entry i is empty, else 0x80 and bits 57 to 63 of its hash. The low
+ * half of byte 7 counts entries whose own bucket is this one, but that lie in later buckets; once
+ * it is 15 it stays. The high half is the distance in buckets of the furthest of them since the
+ * count was 0. */
 struct ucm_lookup_table_bucket {
     _Atomic uint64_t tags;
     _Atomic uint64_t entry[UCM_LOOKUP_TABLE_ENTRIES];

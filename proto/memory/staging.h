@@ -10,7 +10,7 @@
  * waits for the other side: a process that dies or hangs leaves only a word behind.
  *
  * Promises:
- * - Of claimed and revoked only one happens, whatever the two processes do when.
+ * - An order is either claimed or revoked, never both, in whatever order the processes act.
  * - A tag names one order of one registration.
  * - Neither side uses anything that the other may write as an address or a length unchecked: the
  *   daemon reads only state words, the copy agent checks a copy of every order against its own

@@ -62,7 +62,7 @@ const size_t histogram_infos_n = COUNT(histogram_infos);
 
 /* ---- names ---- */
 
-/* Of families whose names would be those of others. */
+/* Renames families whose names would collide with others. */
 static const char *metric_text_name(const struct metric_list *list, const struct metric_info *m)
 {
     if (!list->label && strcmp(m->name, "connections_total") == 0)
@@ -263,7 +263,7 @@ static void put_states(const struct writer *w, const struct exposition *x)
 
 /* ---- histograms ---- */
 
-/* Of the buckets that the daemon counts the text has those that end at a power of two. */
+/* The text has only those buckets that end at a power of two. */
 #define TEXT_LOG2_FIRST 2
 
 static void put_buckets(const struct writer *w, const char *name, const char *labels,

@@ -31,15 +31,15 @@
     (CLONE_NEWCGROUP | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUSER |  \
      CLONE_NEWUTS)
 
-/* What programs live on, and what reaches no process but their own. Any other number is refused:
- * EPERM where the headers of this build know it, ENOSYS where it is newer, so that a C library does
- * what it did before. Left out:
+/* The system calls that programs need, and those that reach no other process. Any other number is
+ * refused: with EPERM if this build's headers know it, with ENOSYS if it is newer, so that a C
+ * library falls back. Left out:
  * - other processes: ptrace, process_vm_*, process_madvise, kcmp, pidfd_getfd, pidfd_send_signal,
  *   get_robust_list, migrate_pages, perf_event_open;
- * - the larger doors: io_uring makes sockets that this filter would not see; bpf, userfaultfd,
+ * - large interfaces: io_uring makes sockets that this filter would not see; bpf, userfaultfd,
  *   keys, modules;
  * - mounts, namespaces, users, the machine's clock and name;
- * - setsid, setpgid: who leaves the group would outlive it;
+ * - setsid, setpgid: a process that leaves the group would outlive it;
  * - memory that RLIMIT_DATA does not count, and what can be shared by name: memfd_create,
  *   memfd_secret, shmget; queues, semaphores. */
 static const int frequent[] = {SYS_futex,         SYS_read,     SYS_write,    SYS_recvmsg,
@@ -224,8 +224,8 @@ static const struct {
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "ARGUMENT_LOW");
 
-/* Calls that are allowed where an argument's bits under the mask are the value, or are not. Numbers
- * of processes are 32 bits wide, and the kernel looks at no more of the flags. */
+/* Calls that are allowed if an argument's bits under the mask equal the value, or if they differ.
+ * Process ids are 32 bits wide, and the kernel reads only 32 bits of the flags. */
 struct rule {
     int call;
     unsigned argument;

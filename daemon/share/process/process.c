@@ -428,7 +428,7 @@ static void name_take(char out[WIRE_NAME_BYTES + 1], const char *name)
             *c = '_';
 }
 
-/* A process is told the NAME of process:NAME, or all but options of another target. */
+/* A process gets the NAME of process:NAME, or another target without its options. */
 static void target_take(struct share_backend *b, const char *target)
 {
     size_t scheme = strlen(CONFIG_PROCESS);

@@ -71,7 +71,7 @@ struct process_run {
     unsigned handles;       /* that are open or closing */
     unsigned checks_failed; /* in a row */
     unsigned copying;       /* threads that use the buffer */
-    /* Of the greeting, and of the end, which the daemon's deadlines may not outlive. */
+    /* Times out the greeting, and the end, which must come before the daemon's own deadlines. */
     uv_timer_t limit;
     struct list spans; /* of process_call.span_link */
     struct wire_packet out;

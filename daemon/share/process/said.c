@@ -1,6 +1,6 @@
-/* What a process says: its standard output and error, line by line in the daemon's log. By a pipe,
- * which a thread reads: a writer holds the pipe's lock while a page of what it writes does not
- * come, and whoever reads would wait with it. (A socket would bring descriptors.) */
+/* Writes a process's standard output and error into the daemon's log, line by line. A thread reads
+ * them from a pipe: a writer holds the pipe's lock while a page that it writes from is not yet
+ * there, and the reader would wait, too. (A socket could bring descriptors.) */
 #include "daemon/base/detached.h"
 #include "daemon/base/log.h"
 #include "daemon/share/process/process.h"
@@ -14,7 +14,8 @@
 #include <uv.h>
 
 #define READ_BYTES 4096u
-#define PAUSE_NS 1000000 /* between reads: who says too much waits, and takes no processor */
+#define PAUSE_NS                                                                                   \
+    1000000 /* between reads: a process that writes too much blocks, and takes no processor time */
 
 struct said {
     struct process_closing *closing;

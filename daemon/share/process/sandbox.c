@@ -225,8 +225,8 @@ static int limit_set(int what, const char *name, uint64_t to)
     return setrlimit(what, &l) < 0 ? fail(name, errno) : 0;
 }
 
-/* Of what root had: a port below 1024, which some file servers want. Who may not keep it does
- * without. */
+/* Keeps one of root's capabilities: to use ports below 1024, which some file servers require.
+ * Without permission the process runs without it. */
 static void port_keep(void)
 {
     struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -253,9 +253,9 @@ static int user_change(bool network)
     return 0;
 }
 
-/* Of root: what remains is about the files that Landlock allows, memory that a network card reads
- * and, with `network`, ports below 1024. The program gets no more than the bounding set when it is
- * executed. */
+/* Drops root's capabilities but those for the files that Landlock allows, for memory that a network
+ * card reads and, with `network`, for ports below 1024. When it is executed, the program gets at
+ * most the bounding set. */
 static int capabilities_drop(bool network)
 {
     for (int c = 0; prctl(PR_CAPBSET_READ, c) >= 0; c++) {

@@ -67,7 +67,7 @@ static int word_add(struct words *w, const char *format, ...)
     return 0;
 }
 
-/* What the launcher is told of the sandbox. */
+/* The launcher's arguments about the sandbox. */
 static int sandbox_words(struct words *w, const struct share_backend *b)
 {
     const struct config_process *c = &b->config;
