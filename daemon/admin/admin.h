@@ -15,7 +15,7 @@
 struct audit_tenant {
     char name[UCM_MAX_NAME_BYTES + 1];
     uint64_t full_ms;             /* when it may write a whole burst again */
-    uint64_t calls, blocks, busy; /* whose lines were held back, since that was told */
+    uint64_t calls, blocks, busy; /* not logged since the last summary line */
 };
 
 struct audits {
@@ -38,8 +38,8 @@ static inline struct admin *admin_of(const struct requests *rq)
 }
 
 /* observe.c */
-/* Fills all of *out. It looks at gauges of every module: some microseconds. tenant: who asks, so
- * that health's reasons have no others' names; NULL: who may know them. */
+/* Fills all of *out. It looks at gauges of every module: some microseconds. tenant: the caller's,
+ * so that health's reasons name no other tenants; NULL: the caller may know all names. */
 void requests_observe(struct requests *rq, const char *tenant, struct observe_snapshot *out);
 
 /* tenants.c */
@@ -53,7 +53,7 @@ void bypass_pack(msgpack_packer *pk, const struct requests *rq, const struct pee
 
 /* audit.c */
 void audits_close(struct requests *rq); /* tells of the lines that were held back */
-/* Writes the line of a method that changed something: who called it, and what `format` says. */
+/* Writes the line of a method that changed something: its caller, and what `format` says. */
 void audit(const struct session *s, enum ucm_method method, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 struct audit_blocks {

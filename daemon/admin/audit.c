@@ -1,5 +1,5 @@
-/* Audit lines: who changed what, and how much. Every method that changes stored blocks or the
- * daemon for others comes here, once for each call that changed something or began to. */
+/* Audit lines: which peer changed what, and how much. Every method that changes stored blocks or
+ * the daemon for others writes one line for each call that changed something or began to. */
 #include "daemon/admin/admin.h"
 #include "daemon/base/log.h"
 
@@ -51,7 +51,7 @@ void audits_close(struct requests *rq)
     tell_cb(&a->tell);
 }
 
-/* Who may write all of its burst, and has nothing to be told of, needs no place. */
+/* A tenant with a full burst and nothing to summarize needs no entry. */
 static struct audit_tenant *tenant_of(struct audits *a, const char *name, uint64_t now_ms)
 {
     struct audit_tenant *others = &a->tenant[AUDIT_TENANTS], *spare = others;
@@ -81,9 +81,9 @@ static bool line_passes(struct audit_tenant *t, uint64_t now_ms, bool idle)
     return true;
 }
 
-/* The journal drops what a unit writes beyond 10,000 lines in 30 s. So that those of operators, who
- * have all theirs, are not among these, tenants' are bounded; what that leaves out is told in
- * sum. */
+/* The journal drops a unit's lines beyond 10,000 in 30 s. Operators' lines are all written. So that
+ * the journal drops none of them, tenants' lines are limited, and a summary line counts the omitted
+ * ones. */
 static bool held(const struct session *s, const struct audit_blocks *a)
 {
     const struct msg_count_r *r = a->result;

@@ -19,8 +19,8 @@ static bool is_visible(const struct bypass *b, const struct peer *peer)
            strcmp(b->tenant, peer->tenant) == 0;
 }
 
-/* Of a namespace that left the index, the number that the operator named: it goes on to name the
- * bypass, which is there for when an engine opens the namespace again. */
+/* For a namespace that left the index, the number that the operator named. It keeps naming the
+ * bypass, which applies again once an engine opens the namespace. */
 static uint32_t number_of(const struct requests *rq, const struct bypass *b)
 {
     const struct ns *ns = b->of_ns ? index_ns_find(rq->modules.index, b->fingerprint) : NULL;
@@ -67,7 +67,7 @@ static struct bypass *bypass_find(struct bypasses *all, const struct bypass *lik
     return NULL;
 }
 
-/* Of a namespace that is gone; NULL: there is none. */
+/* The bypass of a namespace that left the index; NULL: none. */
 static const struct bypass *bypass_of_gone(const struct requests *rq, uint64_t number)
 {
     for (uint32_t i = 0; i < rq->bypasses.n; i++) {

@@ -20,8 +20,8 @@ char *tenants_kept_text(const struct tenant_set *set);
 /* Writes such a text into the directory: whole, or not at all. 0 or -errno. Waits for the disk; any
  * thread. */
 int tenants_kept_write(const char *directory, const char *text);
-/* Takes over what an earlier run has written there. What can't be had, or does not hold with the
- * configuration any more, is left out, and the log says so. */
+/* Loads what an earlier run wrote there. It skips and logs what is unreadable, or no longer fits
+ * the configuration. */
 void tenants_kept_read(struct tenant_set *set, const struct config *c);
 
 #endif

@@ -297,8 +297,7 @@ static void report_socket(struct observe_snapshot *o, const char *path)
 
     if (path && lstat(path, &st) < 0 && errno == ENOENT)
         report(o, HEALTH_DEGRADED,
-               "socket: %s was removed: who is not connected yet can't connect; restart ucmd",
-               path);
+               "socket: %s was removed: new clients can't connect; restart ucmd", path);
 }
 
 static void report_encryption(struct observe_snapshot *o, const struct request_modules *modules,

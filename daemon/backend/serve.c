@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* Of a thread: of many the default would be more than a process may have. */
+/* A thread's stack: with the default, many threads would exceed a process's limit. */
 #define STACK_BYTES (1u << 20)
 
 struct serve {
@@ -16,7 +16,7 @@ struct serve {
     void (*handle_cb)(void *ctx, struct ucm_backend *b, struct ucm_backend_request *r,
                       struct ucm_backend_result *result);
     void *ctx;
-    pthread_mutex_t receive; /* who has it receives; guards rc */
+    pthread_mutex_t receive; /* its owner receives; guards rc */
     int rc;                  /* why it ends; 0 */
 };
 

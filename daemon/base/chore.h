@@ -1,6 +1,5 @@
-/* Chores: work that its owner does some at a time, in each iteration of the event loop in which it
- * is due. Who makes something for it to do wakes it. Each has bounds of its own for one iteration,
- * in its own units: blocks, parts.
+/* Chores: work done in steps, one in each iteration of the event loop in which the chore is due.
+ * New work wakes its chore. Each chore bounds one step in its own units: blocks, parts.
  *
  * Promises: a chore that is due runs in the next iteration of the event loop, after those that were
  * added before it. One that is woken while another one runs comes in the same iteration if its
@@ -40,7 +39,7 @@ int chores_init(struct chores *all, uv_loop_t *loop);
 void chores_close(struct chores *all, uv_close_cb closed_cb);
 void chore_add(struct chores *all, struct chore *k, bool (*run_cb)(void *ctx),
                bool (*ready_cb)(const void *ctx), void *ctx);
-/* It runs no more. Not inside a chore. */
+/* It does not run again. Not inside a chore. */
 void chore_remove(struct chore *k);
 void chore_wake(struct chore *k);
 /* The first one that has something to do and is not due: nobody would do it. NULL: there is

@@ -63,7 +63,7 @@ void closer_close(struct closer *c, int fd)
 /* ---- */
 
 struct closing {
-    atomic_uint owners; /* who began it, and the thread while it closes */
+    atomic_uint owners; /* the caller that began it, and the thread while it closes */
     int fd;
 };
 

@@ -1,8 +1,8 @@
-/* close() of a descriptor that came from others, or of a socket in which some of theirs lie. They
- * can make it wait: by a socket that lingers, or by a file of a file system that they serve. The
- * wait of the first kind ends soon: a socket is told not to linger; one that lies unread in another
- * can't be, and a signal to the thread, first after CLOSER_POKE_NS and then every CLOSER_POKE_MS,
- * ends that wait, and nothing else that matters. The second kind ends when the file system answers.
+/* close() of a client's descriptor, or of a socket with unread descriptors. A client can make it
+ * block: with a socket that lingers, or with a file of a file system that the client serves. The
+ * first kind ends soon: the closer turns SO_LINGER off. It can't for a socket that lies unread in
+ * another one; there a signal to the thread, after CLOSER_POKE_NS and then every CLOSER_POKE_MS,
+ * interrupts only that wait. The second kind ends when the file system answers.
  *
  * Threads: a closer is its thread's own. */
 #ifndef UCMD_BASE_CLOSER_H
@@ -19,7 +19,7 @@ struct closer {
     bool poked; /* there is a timer */
 };
 
-/* Of the calling thread. */
+/* Initializes the calling thread's closer. */
 void closer_init(struct closer *c);
 void closer_end(struct closer *c);
 void closer_close(struct closer *c, int fd);

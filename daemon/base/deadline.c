@@ -4,7 +4,8 @@
 
 /* ---- the heap ---- */
 
-/* Of two heaps one; either may be NULL. The later of their first ones becomes the other's child. */
+/* Melds two heaps; either may be NULL. The root with the later deadline becomes the other's
+ * child. */
 static struct deadline *heaps_meld(struct deadline *a, struct deadline *b)
 {
     struct deadline *first = a, *later = b;
@@ -23,7 +24,7 @@ static struct deadline *heaps_meld(struct deadline *a, struct deadline *b)
     return first;
 }
 
-/* Of d and its siblings one heap: first in pairs, which is what keeps the heap flat. */
+/* Melds d and its siblings into one heap: first in pairs, which keeps the heap flat. */
 static struct deadline *siblings_meld(struct deadline *d)
 {
     struct deadline *pairs = NULL, *all = NULL;

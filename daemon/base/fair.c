@@ -183,7 +183,8 @@ void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_
     }
     flow->bytes += bytes;
     if (flow->start < least)
-        flow->start = least; /* who waited while others passed keeps its place, up to its credit */
+        flow->start =
+            least; /* a flow that waited while others passed keeps its place, up to its credit */
     if (flow->burst == 0 && flow->start > f->now)
         f->now = flow->start;
     flow->start += cost / flow->weight;

@@ -1,24 +1,21 @@
-/* Shares one resource among tenants by their weights: who of those that have something waiting is
- * served next.
+/* Shares one resource among tenants by their weights: chooses which waiting tenant is served next.
  *
  * Start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queuing: A Scheduling Algorithm for
  * Integrated Services Packet Switching Networks", SIGCOMM 1996). A flow's *start* counts the bytes
- * that it has had, divided by its weight; the flow with the lowest start is served. *Now* is the
- * highest start of what was served. A flow that comes back from idle starts at now, or after what
- * it has had: so nobody saves up credit, and nobody's debt is forgiven by a short pause. The
+ * that it got, divided by its weight; the flow with the lowest start is served. *Now* is the
+ * highest start of what was served. A flow that comes back from idle starts at now, or at its own
+ * start if that is higher: no flow saves up credit, and a short pause forgives no debt. The
  * resource may do several things at a time; they count when they begin (SFQ(D): Jin, Chase, Kaur,
  * "Interposed Proportional Sharing for a Storage Service Utility", SIGMETRICS 2004).
  *
  * Two things are added. One is credit. A flow that waits but can't be served, because its own way
- * is full, lets others pass. It keeps its place, at most FAIR_CREDIT bursts behind what it would
- * have had. Without that it would lose its part of all such moments for good, though it had work
- * waiting. (One burst is too little for a heavy flow alongside light ones:
- * tests/unit/base/test_fair_ways.c.)
+ * is full, lets others pass. It keeps its place, up to FAIR_CREDIT bursts of credit. Without that
+ * it would lose its share of all such moments for good, although it had work waiting. (One burst is
+ * too little for a heavy flow alongside light ones: tests/unit/base/test_fair_ways.c.)
  *
- * The other is the burst. A flow that comes back, and has had no more than its due, is served at
- * once and may have up to `burst` bytes before its turn ends: a request that small waits for what
- * is under way and for other bursts, not for its neighbours' queues. What it gets counts as all
- * else.
+ * The other is the burst. A flow that comes back, and got at most its due, is served at once and
+ * may get up to `burst` bytes before its turn ends: a request that small waits for work under way
+ * and for other bursts, not for its neighbours' queues. These bytes count like all others.
  *
  * Promises, for flows i and j that have something waiting during an interval, with bytes W, weights
  * w, and L the most that is charged at once:
@@ -26,9 +23,9 @@
  *   if neither is passed over. The 2 is rounding: starts are whole numbers.
  * - A flow that was passed over gets what it missed, up to FAIR_CREDIT bursts, as soon as its way
  *   is free.
- * - A flow that comes back and has had no more than its due (its start is at most now) gets `burst`
- *   bytes before any flow that waits without a burst gets one, and after at most `burst` + L of
- *   each that has one.
+ * - A flow that comes back and got at most its due (its start is at most now) gets `burst` bytes
+ *   before any flow that waits without a burst gets one, and after at most `burst` + L of each that
+ *   has one.
  * - There is no clock, and nothing is allocated. Those that wait stand in the order of their turns:
  *   of n of them a call looks at O(log n), fair_queue_next and fair_queue_first_unless at all, and
  *   moves n pointers at most, which for all FAIR_FLOWS_MAX takes less than 2 us.
@@ -81,14 +78,15 @@ struct fair {
     uint64_t burst;       /* bytes */
     uint64_t now, latest; /* latest: the highest start so far */
     uint64_t arrivals;
-    /* Who was served last, all that was served, and how much that was when another one was. */
+    /* The flow served last, the total served, and the total when another flow was last served. */
     const struct fair_flow *last;
     uint64_t served, alone_from;
     bool shared;         /* more than one was ever served */
     uint32_t n, n_aside; /* n_aside: of them, those that contend with nobody */
     uint64_t weights;    /* of those that wait and contend */
     double turn; /* bytes that were served while several waited, each by their weights' sum then */
-    struct fair_flow *waiting[FAIR_FLOWS_MAX]; /* n of them: who is served first, and so on */
+    struct fair_flow
+        *waiting[FAIR_FLOWS_MAX]; /* n of them, in the order in which they are served */
 };
 
 /* Does more than one flow use the resource: is another one waiting than was served last, or was
@@ -100,7 +98,7 @@ bool fair_contended(const struct fair *f, uint64_t window);
 
 #define FAIR_LANES FAIR_FLOWS_MAX
 #define FAIR_CLASSES 16u
-/* Of the daemon's own work, and of tenants unless somebody gives them another. */
+/* The weight of the daemon's own work, and of tenants without a setting. */
 #define FAIR_WEIGHT 100u
 
 /* For whom something is done. All zero: for the daemon itself. */
@@ -132,13 +130,13 @@ struct list *fair_queue_first_unless(struct fair_queue *q,
 /* What would be if `node`, which waits, could not be; or NULL. */
 struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, unsigned rank,
                              struct list *node);
-/* So many bytes begin of something that waits, or did. Anybody may be served, though only the first
- * one keeps the promises, and who was passed over goes first as soon as he can. Adds to *got, which
- * may be NULL. */
+/* Charges bytes of a transfer that begins, queued or not. Any flow may be served, but the promises
+ * hold only if the first one is. A flow that was passed over goes first as soon as it can. Adds to
+ * *got, which may be NULL. */
 void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_t bytes,
                        struct fair_got *got);
-/* Has who waits in that lane come back, with no more than his due so far, and some of his burst
- * left? */
+/* Whether the flow of that lane came back, got at most its due so far, and has some of its burst
+ * left. */
 bool fair_queue_bursts(struct fair_queue *q, const struct fair_who *who);
 /* Calls each for all that waits, which it may take out. */
 void fair_queue_each(struct fair_queue *q, void (*each_cb)(void *ctx, struct list *node),

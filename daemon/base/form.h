@@ -12,7 +12,7 @@
 /* How KV was encoded. */
 struct codec {
     struct ucm_encoding_spec spec;
-    /* Of spec: the same for all that give the same bytes. */
+    /* Identifies spec: equal for all specs that give the same bytes. */
     uint8_t identity[UCM_ENCODING_IDENTITY_BYTES];
     uint64_t raw_layer_bytes;
 };
@@ -37,7 +37,7 @@ static inline bool codec_same(const struct codec *a, const struct codec *b)
     return a == b || memcmp(a->identity, b->identity, sizeof(a->identity)) == 0;
 }
 
-/* Of a layer as KV was computed. */
+/* Bytes of a layer as KV was computed. */
 static inline uint64_t form_raw_layer_bytes(const struct form *f)
 {
     return f->codec ? f->codec->raw_layer_bytes : f->layer_bytes;

@@ -7,9 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Nobody may have more than so many times what he leaves free. */
+/* The dynamic threshold's alpha: an owner may have at most so many times what is free. */
 #define TIMES_FREE 3u
-/* Of all: what is for operators, and what anybody may have while there is that much. */
+/* One such fraction of all is reserved for operators; each owner may have one while there is that
+ * much. */
 #define SMALL_PART 64u
 #define FEW_PART 16u /* see limit_few */
 
@@ -42,7 +43,7 @@ static const struct {
 #undef X
 };
 
-/* ---- who ---- */
+/* ---- owners ---- */
 
 static void owner_init(struct limit_owner *o, struct limits *l, struct limit_owner *parent)
 {
@@ -239,7 +240,7 @@ static uint64_t part_of(const struct limit_owner *o, enum limit what, const stru
     return (uint64_t)((double)o->used[what] / (double)counted * (double)pool->used);
 }
 
-/* How much more he may have who has `used`, of `all` of which so much is free. */
+/* How much more an owner with `used` may have, of `all` of which free_now is free. */
 static uint64_t share_room(uint64_t all, uint64_t free_now, uint64_t used)
 {
     uint64_t few = all / SMALL_PART > 0 ? all / SMALL_PART : 1;

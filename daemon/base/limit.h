@@ -1,20 +1,19 @@
-/* Limits: what clients have of each thing that the daemon has so much of, counted by uid and
- * tenant, and whether somebody may have more.
+/* Limits: counts what clients use of each bounded resource, by uid and tenant, and decides whether
+ * a client may have more.
  *
- * One rule for all of it: **nobody may have more than three times what he leaves free.** One alone
- * gets three quarters; two that take all they can get three sevenths each, n of them 3 in 3n + 1;
- * and whoever comes next finds some free, without anybody having to know how many there are, or to
- * be told a share. It is Choudhury and Hahne's dynamic threshold with alpha = 3 ("Dynamic queue
- * length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking 6(2),
- * 1998). It holds
+ * One rule for all: **a dynamic threshold with alpha = 3: an owner may have at most three times
+ * what is free.** One alone gets three quarters; two that take all they can get three sevenths
+ * each, n of them 3 in 3n + 1. A newcomer finds some free, although neither the number of owners
+ * nor their shares are known. The rule is Choudhury and Hahne's ("Dynamic queue length thresholds
+ * for shared-memory packet switches", IEEE/ACM Transactions on Networking 6(2), 1998). It holds
  *
  * - for a tenant, of all that there is, less the last 64th, which is for operators;
  * - for a uid of a tenant that may have several, of what the tenant may have by this rule and by
  *   its setting.
  *
- * A 64th of all, but one at least, anybody may have while there is that much. The rule does not
- * apply to operators. What somebody has stays with him when others come, or when a limit falls: he
- * only gets no more.
+ * Every owner may have a 64th of all, but one at least, while there is that much. The rule does not
+ * apply to operators. If others come, or a limit falls, an owner keeps what it has, but gets
+ * nothing further.
  *
  * Thread: the event loop only. */
 #ifndef UCMD_BASE_LIMIT_H
@@ -90,7 +89,8 @@ void limit_owner_unref(struct limit_owner *o);
  * were at once. */
 uint32_t limit_number(const struct limit_owner *o);
 
-/* Who would not let the owner have n more: the owner, its tenant, or all; NULL: he may. */
+/* The limit at which n more would fail: the owner's, its tenant's, or that of all; NULL: n more are
+ * allowed. */
 const struct limit_owner *limit_refuser(const struct limit_owner *o, enum limit what, uint64_t n);
 /* Whether o is `group`, or one of it. */
 bool limit_within(const struct limit_owner *o, const struct limit_owner *group);
@@ -102,8 +102,9 @@ int limit_ask(const struct limit_owner *o, enum limit what, uint64_t n, struct u
 /* Counts n more, also beyond what limit_take would allow. */
 void limit_add(struct limit_owner *o, enum limit what, uint64_t n);
 void limit_give(struct limit_owner *o, enum limit what, uint64_t n);
-/* The same rule for what is counted elsewhere: `used` of `all` is taken, of which each has the part
- * that he has of all that is counted as `what`. Takes nothing. 0, or -UCM_WIRE_BUSY with *e. */
+/* The same rule for what is counted elsewhere: `used` of `all` is taken, and each owner has the
+ * same fraction of it as of everything counted as `what`. Takes nothing. 0, or -UCM_WIRE_BUSY with
+ * *e. */
 struct limit_pool {
     const char *things, *source; /* for the sentence */
     uint64_t all, used;
@@ -112,11 +113,11 @@ struct limit_pool {
 int limit_check(const struct limit_owner *o, enum limit what, const struct limit_pool *pool,
                 uint64_t n, struct ucm_error *e);
 /* The same rule among the uids of a tenant alone, for what the tenant is given elsewhere: it may
- * have `all`, and all of its uids together have what they have of what is counted as `what`. How
- * much more the owner may have; UINT64_MAX: he is the tenant's only one, or an operator. */
+ * have `all`, of which its uids use what is counted as `what`. Returns how much more the owner may
+ * have; UINT64_MAX: it is the tenant's only one, or an operator. */
 uint64_t limit_room_within(const struct limit_owner *o, enum limit what, uint64_t all);
-/* With n more the owner's tenant has so little, and so much is free, that nobody need count
- * further: he may have them. False says nothing. */
+/* True: with n more the owner's tenant has so little, and so much is free, that the owner may have
+ * them without further counting. False says nothing. */
 bool limit_few(const struct limit_owner *o, enum limit what, uint64_t n);
 /* How much more the owner may have now; and how much in all if nobody else had any. */
 uint64_t limit_room(const struct limit_owner *o, enum limit what);

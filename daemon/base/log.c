@@ -263,7 +263,7 @@ static void line_begin(struct line *l, enum log_level level, const char *module,
     }
 }
 
-/* ---- writing: at once, or from log_start on by a thread: nobody waits for who reads ---- */
+/* ---- writing: at once, or from log_start on by a thread: no caller waits for the reader ---- */
 
 static struct {
     pthread_mutex_t lock;
@@ -392,7 +392,7 @@ void log_start(void)
     rc = detached_start(STACK_BYTES, writer_main, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc != 0) {
-        log_warn("log", "no-thread", "error=%s: lines wait for who reads them", strerror(-rc));
+        log_warn("log", "no-thread", "error=%s: each line waits for its reader", strerror(-rc));
         return;
     }
     (void)sigaction(SIGABRT, &action, NULL); /* a valid signal */

@@ -2,8 +2,8 @@
  * with the journal's "<N>" prefix when $JOURNAL_STREAM says that it goes to the journal. After
  * "key=" a text is put into double quotes where it needs them; in quotes, of the format too, \" and
  * \\ stand for " and \. So a line splits at the spaces outside of quotes.
- * Any thread; a line is one write(2), of a thread from log_start on: then nobody waits for who
- * reads standard error. Lines that find no room in its ring of 1 MiB are lost, and "warn log lost
+ * Any thread; a line is one write(2), of a thread from log_start on: then no caller waits for the
+ * reader of standard error. Lines that do not fit its ring of 1 MiB are lost, and "warn log lost
  * lines=N" says how many. Each call site passes at most LOG_BURST lines in 10 s, then counts; the
  * next one that passes says how many were held back. */
 #ifndef UCMD_BASE_LOG_H

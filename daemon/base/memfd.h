@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* A file of memory that grows no more once it is shared. 0 or -errno. */
+/* A memory file that can't grow once it is shared. 0 or -errno. */
 int memfd_new(const char *name, uint64_t bytes, int *out);
 /* Takes the space of [offset, offset + bytes) of the file, which is mapped at p: a page that is
  * missing later ends the process. 0 or -errno. */

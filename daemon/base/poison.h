@@ -21,8 +21,7 @@
 
 #include <sanitizer/asan_interface.h>
 
-/* Of these bytes the first `open` may be touched, and no others. The first and the end are aligned
- * to 8. */
+/* Poisons all of these bytes but the first `open`. The first and the end are aligned to 8. */
 static inline void poison(const void *at, uint64_t bytes, uint64_t open)
 {
     __asan_unpoison_memory_region(at, open);

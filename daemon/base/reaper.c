@@ -36,7 +36,7 @@ struct shared {
     pthread_cond_t work_cond, end_cond;
     struct list due, closing, done; /* lanes; jobs; jobs */
     struct lane lanes[REAPER_LANES];
-    struct reaper *reaper; /* NULL: nobody is told any more */
+    struct reaper *reaper; /* NULL: the owner is gone, and is not notified */
     unsigned threads;
     unsigned idle;  /* threads that wait, or begin */
     unsigned n_due; /* lanes in `due` */

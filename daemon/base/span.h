@@ -1,9 +1,9 @@
 /* Bytes in one slot of the arena: some layers of one part. Only daemon/cache/ref.c makes spans,
- * and checks each; whoever copies, reads, writes or builds gets one, and may read its fields and
+ * and checks each; callers that copy, read, write or build get one, and may read its fields and
  * copy it whole.
  *
- * A span proves form and bounds. That the slot stays is proved by what its maker asked for: a use
- * of the part, or a claim. */
+ * A span proves form and bounds. That the slot stays is proved by its maker's reference to the
+ * part, or claim. */
 #ifndef UCMD_BASE_SPAN_H
 #define UCMD_BASE_SPAN_H
 

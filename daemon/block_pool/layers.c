@@ -1,14 +1,14 @@
-/* Reading some layers of a part from NVMe for one who wants little of it.
+/* Reads some layers of a part from NVMe, for a request that wants only few of them.
  *
  * The layers come into a piece of a staging slot, which has the size of the part's own slots, so
- * that no slab changes its size for it. The part stays where it is: nobody finds these bytes in
- * DRAM, and nothing is learned of the part as a whole. Whatever keeps the tier from delivering
- * them, the part is read as by cache_get, which knows what to do with a copy that is bad or gone.
+ * that no slab changes its slot size. The part's state does not change: no lookup finds these bytes
+ * in DRAM. If the tier can't deliver them for any reason, the part is read as by cache_get, which
+ * handles bad and missing copies.
  *
- * Who comes back for other layers of the part again and again is better served by DRAM. So what was
- * read of a part in this way is summed up, and once that would be as much as the part has, the
- * whole part is read: at most twice its bytes. The sums are few, and parts may share one, which
- * costs a read of a whole part now and then. */
+ * If requests come back for other layers of the part, DRAM serves them better. So the bytes read
+ * this way are summed for each part, and once the sum would reach the part's size, the whole part
+ * is read: in total at most twice its bytes. The sums are few, and parts may share one, which
+ * sometimes reads a whole part too early. */
 #include "daemon/block_pool/layers.h"
 
 #include "daemon/cache/extend.h"
@@ -29,10 +29,10 @@ struct layer_stage {
 
 struct cache_layers {
     struct layer_reads *of;
-    struct part_op op; /* its waiter: who asked, unless he has cancelled */
+    struct part_op op; /* its waiter: the caller, unless it has cancelled */
     struct layer_stage *stage;
     struct span span;         /* on the stage */
-    struct cache_retry retry; /* without a stage: who asked waits for a slot for the whole part */
+    struct cache_retry retry; /* without a stage: the caller waits for a slot for the whole part */
     int node;
 };
 
@@ -153,8 +153,8 @@ static void cancel_cb(struct cache_wait *w)
     w->layers = NULL;
 }
 
-/* The whole part for who waits: he holds the block. Without a slot he waits on, before those who
- * come now. */
+/* Gets the whole part for the waiter, which has a reference to the block. Without a slot it keeps
+ * waiting, ahead of newcomers. */
 static void whole_instead(struct cache_layers *s, struct cache_wait *w)
 {
     struct cache *c = s->op.cache;
@@ -193,7 +193,7 @@ static void layers_cb(struct part_op *op, int status)
         layers_put(s);
         return;
     }
-    w = LIST_ENTRY(node, struct cache_wait, link); /* he holds the block */
+    w = LIST_ENTRY(node, struct cache_wait, link); /* the waiter has a reference to the block */
     op_read_count(op, status == 0 ? s->span.len : 0);
     if (status != 0) {
         stage_put(s->of, s->stage);
@@ -208,7 +208,7 @@ static void layers_cb(struct part_op *op, int status)
 static const struct op_kind layers_kind = {.tier_cb = layers_cb};
 
 /* CACHE_PENDING; -EBUSY: no slot; -EAGAIN: the tier's queue is full; or another -errno: it can't be
- * had this way. */
+ * read this way. */
 static int layers_start(struct layer_reads *r, block_ref ref, uint32_t part, uint32_t first,
                         uint32_t n, uint8_t priority, int node, struct cache_wait *w)
 {

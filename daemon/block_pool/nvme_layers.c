@@ -1,13 +1,13 @@
 /* Reads of some layers of a record of the NVMe tier: what a gather needs of it.
  *
- * Such a read is two operations, side by side: the record's header, and the pages that the layers
- * lie in. They are one where these pages follow the header. What is read counts if the header is
- * the one of this part and this write of it, and the layers agree with its checksums of them.
- * Whatever else is found changes nothing: the caller reads the whole part, which has the last word.
+ * Such a read is two parallel operations: the record's header, and the pages of the layers; or one,
+ * if these pages follow the header. The result is valid if the header belongs to this part and this
+ * write of it, and the layers match its checksums. Anything else changes nothing: the caller then
+ * reads the whole part, which decides.
  *
- * A header's checksums of layers are kept for a while. Who reads other layers of the part, layer
- * after layer, then needs these alone. They belong to the payload's checksum, by which the index
- * knows the part: whatever lies there now, they are right. */
+ * A header's checksums of layers are kept for a while, so that later reads of other layers of the
+ * part need no header. They are kept by the payload's checksum, which the index has for the part,
+ * so they stay right whatever is stored there now. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"

@@ -62,7 +62,7 @@ static inline size_t checkpoint_span_bytes(uint32_t entries)
 
 /* Entry i of the span at p. Segment and generation are the span's. */
 void checkpoint_entry_encode(uint8_t *p, uint32_t i, const struct nvme_record_header *in);
-/* Of a span that passed. False: the entry is none that a record could have. */
+/* Decodes entry i of a span that passed its checks. False: no record could have this entry. */
 bool checkpoint_entry_decode(const uint8_t *p, uint32_t i, struct nvme_record_header *out);
 /* Head and checksum, when the entries are there. */
 void checkpoint_span_finish(uint8_t *p, const struct checkpoint_span *r);

@@ -307,8 +307,8 @@ static uint64_t beside_arena(const struct config *c)
            (c->nvme_paths.n > 0 ? CONFIG_NVME_SUMS_BYTES : 0);
 }
 
-/* Of the arena: what an earlier run's file holds already, or all of it where it takes huge pages
- * that were set aside at boot; check_keep looks at these. */
+/* Bytes of the arena that need no new memory: those of an earlier run's file, or all of them if it
+ * uses huge pages that were set aside at boot; check_keep checks these. */
 static uint64_t arena_there(const struct config *c)
 {
     uint64_t there;
@@ -387,7 +387,8 @@ static int check_huge_pages(const struct config *c, struct config_error *e, uint
         (unsigned long long)(page >> 10), (unsigned long long)(room / page));
 }
 
-/* Of memory, with pages that slabs are whole numbers of, and large enough. */
+/* Checks that the file system is in memory, that slabs are whole numbers of its pages, and that it
+ * is large enough. */
 static int check_keep(const struct config *c, struct config_error *e)
 {
     const char *path = c->arena_keep;

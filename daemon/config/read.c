@@ -58,7 +58,7 @@ static uint32_t line_of(yaml_mark_t mark)
     return (uint32_t)mark.line + 1;
 }
 
-/* Of the present event. */
+/* The line of the current event. */
 static uint32_t line_now(const struct reader *r)
 {
     return line_of(r->event.start_mark);

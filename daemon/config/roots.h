@@ -30,7 +30,7 @@ struct config_root {
 };
 
 #define CONFIG_PROCESS "process:"
-/* Of a process, unless buffer= and memory= say otherwise. */
+/* Defaults of a process without buffer= and memory=. */
 #define CONFIG_BUFFER (128ull << 20)
 #define CONFIG_MEMORY (2ull << 30)
 

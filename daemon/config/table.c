@@ -202,14 +202,15 @@ const struct config_key config_keys[] = {
              "lists its uid or its primary gid. A client that no tenant lists is a tenant by "
              "itself, named uid:N."},
     {KEY("tenant_settings", LIST, tenant_settings, ""), RANGE(0, 4096), .reloadable = true,
-     .help = "What tenants are given: a list of \"NAME KEY=VALUE KEY=VALUE\". NAME is one of "
-             "tenants, or uid:N, or * for every tenant whose own entry does not set the key. The "
-             "keys are weight (its part of a busy device, against the weights of others), "
-             "namespaces (instead of limits.namespaces_per_tenant), and the sizes dram.guaranteed, "
-             "dram.most, nvme.guaranteed, nvme.most, share.guaranteed and share.most. Others "
-             "cannot evict what is guaranteed. A tenant gets no more than most; 0 is no bound. "
-             "Guarantees on NVMe are at most half of it. Garbage collection keeps both sizes on "
-             "each shared root. docs/configuration.md lists all settings."},
+     .help =
+         "What tenants are given: a list of \"NAME KEY=VALUE KEY=VALUE\". NAME is one of "
+         "tenants, or uid:N, or * for every tenant whose own entry does not set the key. The "
+         "keys are weight (its part of a busy device, against the weights of others), "
+         "namespaces (instead of limits.namespaces_per_tenant), and the sizes dram.guaranteed, "
+         "dram.most, nvme.guaranteed, nvme.most, share.guaranteed and share.most. Others "
+         "cannot evict what is guaranteed. A tenant gets at most the value of most; 0 is no bound. "
+         "Guarantees on NVMe are at most half of it. Garbage collection keeps both sizes on "
+         "each shared root. docs/configuration.md lists all settings."},
     {KEY("admins", LIST, admins, ""), RANGE(0, 1024), .item_cb = item_admin, .reloadable = true,
      .help =
          "Operators, besides root and the daemon's own user: a list of uid:N and gid:N, where gid "
@@ -320,7 +321,7 @@ const struct config_key config_keys[] = {
      .help = "From the beginning of one scrub to the beginning of the next."},
     {KEY("nvme.quarantine", INT, nvme_quarantine, "5"), RANGE(0, 100), .internal = true,
      .help = "Percent of a file's segments that may be in quarantine for bad blocks. Beyond that "
-             "(and beyond one segment) the file takes no more writes."},
+             "(and beyond one segment) the daemon stops writing to the file."},
     {KEY("nvme.pressure", ENUM, nvme_pressure, "drop"), .names = pressure_names,
      .help = "What happens beyond nvme.backlog. drop answers dumps at once, and what DRAM has no "
              "space for is not written. slow delays the answer of each dump by at most 200 ms, so "

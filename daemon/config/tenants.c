@@ -198,7 +198,7 @@ static int sum_check(const char *key, uint64_t sum, const char *of, uint64_t siz
                   units_size_text(text, sum), of, units_size_text(bound, size));
 }
 
-/* Of roots with a capacity; UINT64_MAX: they have none. 0: there are no roots. */
+/* The least capacity of the roots; UINT64_MAX: none has one. 0: there are no roots. */
 static uint64_t root_least(const struct config *c)
 {
     struct config_root roots[UCM_MAX_ROOTS];

@@ -11,9 +11,9 @@
 
 #define TENANT_SIZE_MAX (UINT64_C(1) << 50)
 
-/* X(field, name, kind, min, max, initial): SIZE in bytes, or COUNT. What is guaranteed of a tier
- * stays the tenant's, whatever others store; it gets no more than `most`. Connections, requests,
- * memory and leased bound what base/limit.h counts. 0 is no bound. */
+/* X(field, name, kind, min, max, initial): SIZE in bytes, or COUNT. Others can't evict what is
+ * guaranteed of a tier; the tenant gets at most `most`. Connections, requests, memory and leased
+ * bound what base/limit.h counts. 0 is no bound. */
 #define TENANT_SETTINGS(X)                                                                         \
     X(weight, "weight", COUNT, 1, 10000, 100)                                                      \
     X(dram_guaranteed, "dram.guaranteed", SIZE, 0, TENANT_SIZE_MAX, 0)                             \
@@ -61,7 +61,7 @@ bool tenant_name_possible(const char *name);
  * above. */
 int config_tenant(const char *item, char name[UCM_MAX_NAME_BYTES + 1], struct tenant_settings *s,
                   char why[TENANT_WHY_BYTES]);
-/* Of values that hold together: -EINVAL when a tenant is guaranteed more than it gets at most. */
+/* Checks the values together: -EINVAL if a tenant is guaranteed more than its maximum. */
 int tenant_settings_check(const struct tenant_settings *s, char why[TENANT_WHY_BYTES]);
 /* Whether it gives a guarantee of any tier. */
 bool tenant_gives_guarantee(const struct tenant_settings *s);

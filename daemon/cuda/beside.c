@@ -79,7 +79,7 @@ void gpu_beside_launched(struct gpu *g, enum ucm_copy_direction direction, uint6
         s->next_ns = 0;
         return;
     }
-    if (s->next_ns < earliest_ns || g->beside.hurry) /* who hurried leaves no debt to others */
+    if (s->next_ns < earliest_ns || g->beside.hurry) /* an urgent load leaves no debt to others */
         s->next_ns = earliest_ns;
     s->next_ns += (uint64_t)share_ns(g, direction, bytes);
 }

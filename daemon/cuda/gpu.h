@@ -32,8 +32,8 @@
 #define GPU_EXPRESS 2u
 #define GPU_STREAMS 3u
 #define GPU_EXPRESS_BYTES (1ull << 20) /* under way in it, at most */
-#define GPU_BESIDE_WORKERS 8           /* that compute, of which one GPU is told */
-#define GPU_BESIDE_BYTES (6ull << 20)  /* of one launch alongside a worker that computes */
+#define GPU_BESIDE_WORKERS 8           /* computing workers that one GPU keeps track of */
+#define GPU_BESIDE_BYTES (6ull << 20)  /* of one launch while a worker computes */
 
 /* A launch under way. The GPU reads items, in pinned memory, while the kernel runs: nobody writes
  * them before `done`. */
@@ -224,7 +224,7 @@ void gpu_piece_fail(struct gpu *g, struct device_job *job, int status);
 
 /* ---- express.c: small loads alongside others' launches ---- */
 
-/* May the load, whose turn it is, go this way? */
+/* Whether the load, which is next, may go this way. */
 bool gpu_express_takes(struct gpu *g, const struct device_job *job);
 /* Launches all of it, or it fails. */
 void gpu_express_launch(struct gpu *g, struct device_job *job);
@@ -313,11 +313,11 @@ struct gpu_region {
     struct worker worker;
     const char *events_foreign; /* worker_events_foreign */
     CUdeviceptr planes;         /* struct ucm_copy_plane of all planes, in GPU memory */
-    /* Of a region whose copies may convert: where its tensors lie, and the kernels by enum
+    /* For a region whose copies may convert: its tensors' places, and the kernels by enum
      * ucm_copy_direction. */
     CUdeviceptr tensors;
     CUfunction converts[2];
-    /* Of a region whose loads can re-rotate K: device_rope.at in GPU memory, and the kernel. */
+    /* For a region whose loads can re-rotate K: device_rope.at in GPU memory, and the kernel. */
     CUdeviceptr rope_at;
     CUfunction rope;
     uint32_t n; /* maps made so far */

@@ -1,8 +1,8 @@
-/* IPC memory: opened once for a worker, counted, and only for who can write there.
+/* IPC memory: opened once for a worker, counted, and only for a peer that can write there.
  *
- * The driver opens a handle for whoever has its 64 bytes, most of which it ignores and the rest of
- * which can be guessed. So each handle of each registration is proven (struct device_proof), in one
- * go with the opening. */
+ * The driver opens a handle for any process with its 64 bytes, most of which it ignores, and the
+ * rest of which can be guessed. So the peer proves each handle of each registration (struct
+ * device_proof) while it is opened. */
 #include "daemon/cuda/gpu.h"
 
 #include "daemon/base/log.h"
@@ -214,8 +214,8 @@ static int ipc_prove(struct gpu *g, struct device_job *job, const struct gpu_ipc
     if (memcmp(found, wish->proof->nonce, sizeof(found)) != 0)
         return job_refuse(
             job, -EINVAL, UCM_WIRE_DENIED,
-            "%s: its memory does not begin with the nonce of region.challenge; who owns "
-            "it writes that there before it registers, and waits until it is there",
+            "%s: its memory does not begin with the nonce of region.challenge; the owner must "
+            "write the nonce there, and wait for the write to finish, before it registers",
             wish->name);
     return 0;
 }

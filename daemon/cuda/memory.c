@@ -113,7 +113,8 @@ static void pin(struct gpu *g, struct gpu_pin *p)
     }
 }
 
-/* Of one slot; *last is the pin of the slot before, which most likely holds this one, too. */
+/* The range of one slot; *last is the pin of the slot before, which most likely covers this one,
+ * too. */
 static int need_range(struct gpu *g, struct device_job *job, uint64_t begin, uint64_t end,
                       size_t *last)
 {

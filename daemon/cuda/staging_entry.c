@@ -157,7 +157,8 @@ static void entry_move(struct gpu *g, struct gpu_staging_entry *entry)
 
 /* ---- pieces ---- */
 
-/* How much of an entry is used: a worker with larger entries gets no more of the bus in one go. */
+/* How much of an entry is used, so that a worker with larger entries does not get more of the bus
+ * at once. */
 static uint64_t entry_use(const struct gpu *g, const struct gpu_staging *s,
                           enum ucm_copy_direction direction)
 {
@@ -300,9 +301,9 @@ static uint64_t dump_piece(const struct gpu *g, const struct gpu_staging *s)
 
 /* A load is done only when its last entry is scattered. So the last entry is small, and the bus
  * fills it while those before are scattered. Where more loads follow, they keep the bus busy
- * instead. Halving ends after three entries, as many as one direction may have. Of several loads,
- * what is little more than an entry goes in two halves: an entry with a block or two costs a full
- * one's time. */
+ * instead. Halving ends after three entries, as many as one direction may have. With several loads,
+ * a rest slightly larger than an entry goes in two halves: an entry with a block or two takes as
+ * long as a full one. */
 static uint64_t load_piece(struct gpu *g, struct device_job *job, const struct gpu_staging *s)
 {
     uint64_t left = (uint64_t)(job->n_items - job->next_item) * job_item_bytes(job, NULL);

@@ -180,7 +180,7 @@ static int remove_it(struct directory_file *f, int directory)
     return 0;
 }
 
-/* NULL sets both times to the server's now, and needs no more than the right to write. */
+/* NULL sets both times to the server's now, and needs only the right to write. */
 static int touch(struct directory_file *f, int directory)
 {
     return utimensat(directory, f->name, NULL, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : 0;
@@ -375,7 +375,7 @@ static int list_once(struct directory_listing *l)
     return rc == -ENOENT ? 0 : rc; /* it went meanwhile */
 }
 
-/* Of a bucket that another host removed and made again while it was read. */
+/* Also for a bucket that another host removed and made again while it was read. */
 int directory_list(struct directory_listing *l)
 {
     int rc = -ESTALE;

@@ -1,9 +1,9 @@
-/* Moves whole files past the page cache: a block that has been read lies in the daemon's memory,
- * and a second copy of it, in the kernel's, takes room from engines.
+/* Moves whole files past the page cache: the daemon has the block in its memory, and a second copy
+ * in the kernel's would take memory from engines.
  *
- * Directly (O_DIRECT, open(2)) where the file system can; else through the page cache, which is
- * told to drop the pages (posix_fadvise(3)). What it keeps of a file is a last page that is not on
- * stable storage yet. Any thread. */
+ * It uses O_DIRECT (open(2)) if the file system supports it; else the page cache, whose pages it
+ * drops with posix_fadvise(3). Only a last page that is not yet on stable storage stays there. Any
+ * thread. */
 #ifndef UCM_BACKEND_DIRECTORY_UNCACHED_H
 #define UCM_BACKEND_DIRECTORY_UNCACHED_H
 

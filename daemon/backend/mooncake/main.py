@@ -20,7 +20,7 @@ USAGE = "mooncake://MASTER:PORT[/PREFIX][?protocol=tcp|rdma&devices=NAMES&metada
 OPTIONS = {"protocol", "devices", "metadata", "host", "replicas", "tenant", "python"}
 PYTHON = "/opt/mooncake/bin/python"  # where docs/shared-tier.md has the client installed
 INSTALL = "no Mooncake client for %s: pip install mooncake-transfer-engine (docs/shared-tier.md)"
-# Of the client, in milliseconds and seconds: it has no deadline for each call. Below what the daemon waits before it kills us.
+# The client's timeouts, in milliseconds and seconds: it has none for a single call. They are below the time after which the daemon kills this process.
 ENVIRONMENT = {"MC_RPC_TIMEOUT_MS": "3000", "MC_RPC_CONNECT_TIMEOUT_MS": "2000", "MC_TCP_STATUS_TIMEOUT_SEC": "5",
                "MC_STORE_CLIENT_SETUP_RETRIES": "1", "GLOG_minloglevel": "3", "MC_LOG_LEVEL": "ERROR"}
 BATCH_REQUESTS, BATCH_BYTES = 64, 32 << 20
@@ -148,7 +148,7 @@ def failure(code):
 
 
 def sizes(c, keys):
-    """Of complete objects; or an error: of what is gone, one of GONE."""
+    """Sizes of complete objects; or an error, for a missing object one of GONE."""
     if len(keys) == 1:
         return [c.get_size(keys[0])]
     there = c.batch_is_exist(keys)
@@ -197,7 +197,7 @@ def reads(s, batch):
 
 
 def written(put, there):
-    """A put of what somebody else is writing is told as done, too; that one may have died."""
+    """A put of an object that another process is writing returns success, too; that process may have died."""
     if put == 0 and there == 1:
         return {"status": "ok"}
     if put < 0:

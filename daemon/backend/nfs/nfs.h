@@ -38,7 +38,7 @@
 #define NFS_CALL_MS 60000u                /* for one reply, whatever else comes */
 #define NFS_NOT_EAGER 16u                 /* writes, after one of a file that was there */
 #define NFS_PAUSE_MS 250u                 /* after a failed attempt to connect */
-#define NFS_MAX_TRANSFER_BYTES (1u << 20) /* of one call; libnfs takes no more */
+#define NFS_MAX_TRANSFER_BYTES (1u << 20) /* of one call; libnfs accepts no larger one */
 #define NFS_HANDLE_BYTES 64u
 #define NFS_VERIFIER_BYTES 8u
 #define NFS_BUCKETS 256u

@@ -193,8 +193,8 @@ static bool header_add(struct s3_job *j, const char *name, const char *value)
     return longer != NULL;
 }
 
-/* Of what is sent. Without a signature of the payload its hash is not needed: the daemon checks
- * what it reads. */
+/* Headers of a payload that is sent. Without a signature of the payload its hash is not needed: the
+ * daemon checks what it reads. */
 static bool payload_header(struct s3_job *j)
 {
     unsigned char hash[EVP_MAX_MD_SIZE];

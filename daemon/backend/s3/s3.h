@@ -67,7 +67,7 @@ struct s3_job {
     uint64_t unread;
     char token[S3_XML_TEXT_BYTES]; /* of the page that is next */
     char reason[WIRE_REASON_BYTES + 1];
-    /* Of the HTTP request. */
+    /* The HTTP request. */
     CURL *easy;
     struct curl_slist *headers;
     struct s3_xml *xml;
@@ -103,7 +103,7 @@ int s3_http_begin(struct s3_job *j, const struct s3_key *key);
 /* libcurl is done with it. Fills in j->reason for what is a failure, and how long the server asked
  * to wait. */
 enum s3_outcome s3_http_end(struct s3_job *j, CURLcode result, uint64_t *wait_ms);
-/* Of an answer; 0: unknown. */
+/* Bytes of an answer; 0: unknown. */
 uint64_t s3_http_bytes(struct s3_job *j);
 uint64_t s3_http_mtime_ns(struct s3_job *j);
 uint64_t s3_http_now_ns(struct s3_job *j);
