@@ -376,7 +376,7 @@ static void observe_fill_cb(void *ctx, struct observe_snapshot *out)
     requests_observe(s->requests, NULL, out);
 }
 
-/* The last one, so that whoever asks is told of a daemon that serves. */
+/* The last one, so that observers see a daemon that serves. */
 static int observe_init(struct server *s)
 {
     struct observe_options options = {

@@ -45,7 +45,7 @@ static void sync_late_cb(int number)
 
     (void)number;
     log_flush();
-    /* Who stopped reading is not waited for. */
+    /* A reader that stopped is not waited for. */
     if (poll(&err, 1, 0) != 1 || write(STDERR_FILENO, text, sizeof(text) - 1) < 0)
         _exit(2); /* nobody to tell */
     _exit(1);

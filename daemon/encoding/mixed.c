@@ -1,7 +1,7 @@
 /* Mixed blocks: some parts of a block did not fit its encoding and were dumped raw, the others
  * are encoded. No form has the block then, and the workers know nothing of each other. So the
  * encoded parts are decoded into the base, by a build like any other: after it the block is there,
- * raw. A build that can't be had leaves the block a miss, which is counted.
+ * raw. If no build is possible, the block stays a miss, which is counted.
  *
  * The workers could dump the block again instead, if their scheduler told them to. That takes as
  * many messages as there are steps between a dump and its answer, keeps the pages of requests that

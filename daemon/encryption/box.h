@@ -33,7 +33,7 @@ struct encryption_box {
 int encryption_derive(const uint8_t key[ENCRYPTION_KEY_BYTES], const void *salt, size_t salt_bytes,
                       const char *label, const void *info, size_t info_bytes, uint8_t *out,
                       size_t out_bytes);
-/* From the kernel, which is told when a virtual machine was cloned. 0 or -errno. */
+/* Random bytes of the kernel, which reseeds when a virtual machine was cloned. 0 or -errno. */
 int encryption_random(void *out, size_t bytes);
 
 /* context, at most ENCRYPTION_CONTEXT_MAX bytes: all that names the record, salt included.

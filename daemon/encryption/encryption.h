@@ -84,8 +84,8 @@ bool encryption_view(const struct encryption *s, unsigned i, struct encryption_t
 /* Begins to read the tenant's source again, or with NULL all; `reading` says whether it has ended.
  * How many sources, or -ENOENT: no such tenant. */
 int encryption_reload(struct encryption *s, const char *tenant);
-/* Why health is degraded; false: it is not. tenant: who asks, and is told no more of others than
- * that there is something; NULL: who may know all. */
+/* Why health is degraded; false: it is not. tenant: the caller's: problems of others are reported
+ * without details; NULL: the caller may know all. */
 #define ENCRYPTION_PROBLEM_BYTES 560u
 bool encryption_problem(const struct encryption *s, const char *tenant,
                         char text[ENCRYPTION_PROBLEM_BYTES]);

@@ -24,7 +24,7 @@ struct nvme_encrypted {
     struct encryption_key *key;
     struct encryption_box box;
     struct nvme_record_header header;
-    /* Of a read: the header's; of a write: its tags are. Owned by the io's memory for
+    /* A read's header page, or the page of a write's tags. Owned by the io's memory for
      * TIER_READ_LAYERS. */
     uint8_t *page;
     void *cipher;    /* of a write: what goes to storage; NULL: it lies in the io's own memory */

@@ -54,7 +54,7 @@ struct secrets {
     struct entry entry[SETS][WAYS];
     uint64_t tell_ms; /* when the log may say so again */
     bool check_due;
-    /* Of the last look at the directory (secrets_file_check), and of the last secrets: 0 or
+    /* Results of the last look at the directory (secrets_file_check), and of the last reads: 0 or
      * -errno. */
     int checked, read;
     char problem[320];
@@ -196,7 +196,7 @@ const char *secrets_problem(const struct secrets *s)
     return s->problem[0] ? s->problem : NULL;
 }
 
-/* Of a call that has ended: job NULL: it hangs. */
+/* Takes the result of a call that has ended; job NULL: the call hangs. */
 static void health_take(struct secrets *s, const struct job *j, int status)
 {
     int worst = status;
@@ -210,8 +210,8 @@ static void health_take(struct secrets *s, const struct job *j, int status)
     problem_find(s);
 }
 
-/* status: 0 with the secret that was read, or why there is none. True: who asked has something new
- * to see. */
+/* status: 0 with the secret that was read, or why there is none. True: the callers have something
+ * new to see. */
 static bool entry_settle(struct secrets *s, struct entry *e, int status, const uint8_t *secret,
                          uint64_t began_ms)
 {
@@ -332,7 +332,7 @@ static void pump(struct secrets *s)
     if (j)
         free_cb(j);
     problem_find(s);
-    /* The call before hangs still. A later secrets_find tries again; who waits hears of it in the
+    /* The call before still hangs. A later secrets_find tries again; waiters are notified in the
      * next iteration. */
     for (unsigned i = 0; i < SETS * WAYS; i++) {
         struct entry *e = &s->entry[i / WAYS][i % WAYS];

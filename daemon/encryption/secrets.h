@@ -8,9 +8,8 @@
  *   replaced is given up within SECRETS_FRESH_MS, also where the directory does not answer any
  *   more.
  * - No call waits for the directory: calls to it run in a thread, one at a time, with a deadline.
- * - A directory that can't be used is told of from the start on, whether anybody needs a secret or
- * not,
- *   until it can.
+ * - An unusable directory is reported from the start on, until it works, even if no secret is
+ * needed.
  *
  * Thread: the event loop. */
 #ifndef UCMD_ENCRYPTION_SECRETS_H
@@ -36,7 +35,7 @@ int secrets_open(uv_loop_t *loop, const char *directory, uint64_t deadline_ms,
 void secrets_close(struct secrets *s);
 
 /* 0 and *secret, which stays until the next iteration of the event loop; -EAGAIN: it is being read,
- * and changed_cb says when that is over; -ENOKEY: it can't be had now. */
+ * and changed_cb says when that is over; -ENOKEY: it is unavailable now. */
 int secrets_find(struct secrets *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                  const uint8_t **secret);
 

@@ -101,7 +101,7 @@ static int names_sync(int directory)
     return fsync(directory) < 0 && errno != EINVAL ? -errno : 0;
 }
 
-/* Of hosts that come at once the first one's link succeeds. */
+/* If several hosts try at once, the first one's link succeeds. */
 static int secret_make(int directory, const char *name, const uint8_t *fingerprint)
 {
     char temp[TEMP_BYTES];
@@ -136,8 +136,8 @@ int secrets_file_get(const char *path, const uint8_t fingerprint[UCM_FINGERPRINT
     return rc;
 }
 
-/* Only what has a secret's length: whoever may write to the directory could have linked something
- * else there. */
+/* Only a file with a secret's length: any process that may write to the directory could have linked
+ * something else there. */
 static int old_wipe(int fd)
 {
     static const uint8_t zeros[FILE_BYTES];

@@ -14,7 +14,7 @@
 #define RING_FRACTION 16
 #define RING_BYTES_MAX (16u << 20)
 #define RING_BYTES_MIN (16u << 10)
-/* Of the memory for one block's metadata, what its place in the table takes. */
+/* Bytes of metadata memory for each bucket of the table. */
 #define BUCKET_FRACTION 256
 #define IDLE_MS 3600000u
 

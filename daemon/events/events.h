@@ -1,10 +1,10 @@
-/* Events: what each tenant's blocks became, in the order in which it happened, and what the blocks
- * stand for. docs/events.md says what for.
+/* Cache events: the changes of each tenant's blocks in order, and the blocks' metadata.
+ * docs/events.md describes their use.
  *
- * A tenant that somebody follows has a ring of its latest events, numbered from 1 on. Who reads
- * keeps a number and asks for what came after it: the daemon knows nothing of its readers but who
- * waits, so a slow one costs nothing, loses what the ring has overwritten, and sees so by the
- * numbers.
+ * A tenant with a reader has a ring of its latest events, numbered from 1 on. A reader keeps a
+ * number and asks for later events. The daemon keeps no state of readers but those that wait. A
+ * slow reader costs nothing: it loses the events that the ring overwrote, and detects the gap by
+ * the numbers.
  *
  * Block metadata (a block's parent and tokens) comes from engines, before the block or after it. It
  * stays while the block is found somewhere; where memory ends the oldest of the tenant goes first.
@@ -37,8 +37,8 @@ struct tenant_events {
     struct event *ring; /* of cap, a power of two */
     /* last: the number of the latest event; began: of none, the one before the ring's first. */
     uint64_t cap, began, last;
-    uint32_t waiting;     /* the request module's: who waits for the next event */
-    uint64_t used_ms;     /* when somebody asked last */
+    uint32_t waiting;     /* waiting calls, for the request module */
+    uint64_t used_ms;     /* the last call */
     struct list metadata; /* struct metadata, the oldest first */
 };
 

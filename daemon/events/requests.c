@@ -1,4 +1,4 @@
-/* events, events.list, events.metadata: what happens to a tenant's blocks, for who routes requests
+/* events, events.list, events.metadata: what happens to a tenant's blocks, for routers
  * (daemon/events). */
 #include "daemon/admin/admin.h"
 #include "daemon/events/events.h"
@@ -12,11 +12,11 @@
 
 /* From the first event that somebody waits for to the answer, so that one answer has many. */
 #define GATHER_MS 5
-/* Of answers that become due at once, in one iteration of the event loop. */
+/* Time for answers that become due together, in one iteration of the event loop. */
 #define GATHERED_NS 100000u
 #define PAGE_USUAL 512
 #define LIST_PAGE 1024
-/* Of a page's frame; a record without metadata takes less than RECORD_BYTES. */
+/* Bytes of a page's frame; a record without metadata takes less than RECORD_BYTES. */
 #define PAGE_BYTES (UCM_MAX_FRAME_BYTES * 7 / 8)
 #define RECORD_BYTES 128
 
@@ -27,7 +27,7 @@ struct following {
     struct events *events; /* NULL: events.memory is 0 */
     struct list waits;     /* struct follow: requests that wait for an event */
     struct deadline gather;
-    struct cache_retry rest; /* whose turn has not come */
+    struct cache_retry rest; /* calls not yet answered in this round */
 };
 
 /* What a connection has. */
@@ -53,7 +53,7 @@ static struct follower *follower_of(const struct session *s)
     return s->ext[FEATURE_EVENTS];
 }
 
-/* ---- who may ask ---- */
+/* ---- permission ---- */
 
 static int events_on(struct call *call)
 {
@@ -214,8 +214,8 @@ static void waited_cb(struct deadline *d)
     follow_end((struct follow *)LIST_ENTRY(d, struct request, deadline));
 }
 
-/* Answers those who wait for what has happened. One that does not read what it was sent gets no
- * more before its own time is over: its events wait in the ring. */
+/* Answers calls that wait for events. A client that does not read its answers gets the next one
+ * only when its own wait is over: its events stay in the ring. */
 static void follows_end(struct requests *rq)
 {
     struct following *of = following_of(rq);

@@ -50,7 +50,7 @@ int block_file_peek(const uint8_t in[BLOCK_FILE_HEADER_BYTES], struct block_file
  * of another part. */
 int block_file_decode(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
                       const struct block_file_header *wanted, uint64_t *checksum);
-/* Of a header that passed: an encryption header follows it. */
+/* For a header that passed its checks: whether an encryption header follows it. */
 bool block_file_is_encrypted(const uint8_t in[BLOCK_FILE_HEADER_BYTES]);
 
 #endif

@@ -30,7 +30,7 @@ void nvme_uuid_text(const uint8_t uuid[NVME_UUID_BYTES], char out[NVME_UUID_TEXT
 _Static_assert(LAYER_SUMS_AT + 8 * NVME_LAYERS_MAX == CHECKSUM_AT,
                "checksums fill a header's page");
 
-/* Of an encrypted header, whose fields up to 128 are those of a record. */
+/* Fields of an encrypted header; those up to 128 are a record's. */
 #define KEY_ID_AT 128
 #define SALT_AT 144
 #define PAGE_TAG_AT 168

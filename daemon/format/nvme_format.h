@@ -133,7 +133,7 @@ void nvme_layer_sum_set(uint8_t page[NVME_PAGE], uint32_t layer, uint64_t sum);
 
 /* All of the page of an encrypted header but what follows here; nvme_encrypted_finish ends it. */
 void nvme_encrypted_encode(const struct nvme_record_header *in, uint8_t page[NVME_PAGE]);
-/* Of fragment i, below NVME_FRAGMENTS_MAX. */
+/* The tag of fragment i, below NVME_FRAGMENTS_MAX. */
 uint8_t *nvme_encrypted_tag(uint8_t page[NVME_PAGE], uint32_t fragment);
 /* What the page's own tag covers: two ranges, around it. */
 struct nvme_encrypted_range {

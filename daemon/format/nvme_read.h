@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Of two copies of a page, bit i speaks of copy i. */
+/* The state of two copies of a page; bit i is about copy i. */
 struct nvme_copies {
     unsigned good, damaged, unreadable;
     unsigned next; /* the copy to write next: not the one that counts */

@@ -365,7 +365,7 @@ static bool conn_serve(struct conn *c, uint64_t until_ns)
     return more;
 }
 
-/* A slice for each connection whose turn it is, until the tick is over. */
+/* Gives each connection a slice in turn, until the tick is over. */
 void front_serve_cb(uv_check_t *check)
 {
     struct front *f = check->data;

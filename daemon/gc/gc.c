@@ -33,7 +33,7 @@ struct gc {
     struct gc_config config;
     struct gc_usage usage;
     bool stopped, forced, full, failing, incomplete;
-    /* the first iteration asks what the root holds and whether it takes writes, no more */
+    /* the first iteration only asks what the root has and whether it accepts writes */
     bool look;
     uint64_t full_ms;     /* by uv_now: when gc_full was called */
     uint64_t clock_ms;    /* by uv_now: when the server was asked for its time */

@@ -11,7 +11,7 @@
 
 #define TRIES 8u /* entries that a namespace may have */
 
-/* ---- who has what ---- */
+/* ---- bytes by tenant ---- */
 
 static struct gc_space *space_of(const struct gc_quota *q,
                                  const uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES], bool make)

@@ -1,7 +1,7 @@
-/* Removals by key: which file is next is found when a root has room for it, so a request of many
- * keys and parts takes no more memory than its keys. Each root goes its own way through them, first
- * through the highest parts: lookups ask for these, so without them nobody reads the others.
- * Tenants take turns at each root. */
+/* Removals by key. The next file is determined once a root has room for it, so a request of many
+ * keys and parts takes only the memory of its keys. Each root goes through them on its own, highest
+ * parts first: lookups ask for these, so without them the others are not read. Tenants take turns
+ * at each root. */
 #include "daemon/share/share_internal.h"
 
 #include <errno.h>
@@ -69,7 +69,7 @@ static bool way_finds(const struct share_removal *r, struct share_removal_way *w
     return way->key < r->n;
 }
 
-/* Of the file that way_finds has found. */
+/* Names the file that way_finds has found. */
 static void way_file(const struct share_removal *r, const struct share_removal_way *way,
                      struct block_file_id *id)
 {

@@ -25,8 +25,8 @@
  * policy's. (Miniature simulations: Waldspurger, Saemundsson, Ahmad, Park, "Cache Modeling and
  * Optimization using Miniature Simulations", USENIX ATC 2017.)
  *
- * Hashes are of keys, each time the same. in_dram: how many blocks DRAM holds, which for want of
- * space holds no more. Before the first eviction there is nothing to learn. */
+ * Hashes are of keys, each time the same. in_dram: how many blocks DRAM has now that it is full.
+ * Before the first eviction there is nothing to learn. */
 
 /* A bonus of one: a block stays as long again as it takes to insert as many blocks as DRAM
  * holds. */
@@ -41,7 +41,7 @@ void learner_reference(struct learner *l, uint64_t hash, uint32_t uses, uint64_t
 /* USES_CLASSES bonuses, by uses; valid until the next reference. At first all are 0, as in LRU. */
 const int32_t *learner_bonus(const struct learner *l);
 /* A block was evicted: some of its hash and its uses are remembered, as its ghost. Without memory
- * for ghosts it goes on without. */
+ * for ghosts it remembers none. */
 void learner_evicted(struct learner *l, uint64_t hash, uint32_t uses, uint64_t in_dram);
 /* Forgets the block's ghosts, as it is back, or will be: the uses that it had, or -1. *late: it
  * left long ago. */

@@ -36,7 +36,7 @@ static void lookup_table_unref(struct session *s, struct ns *ns)
         lookup_table_give(o);
 }
 
-/* A new table is that of who uses it first. 0; -EBUSY with *e, or another -errno. */
+/* A new table belongs to its first user. 0; -EBUSY with *e, or another -errno. */
 static int lookup_table_make(struct session *s, struct ns *ns, struct ucm_error *e)
 {
     struct limit_owner *o = s->peer.owner;

@@ -1,4 +1,4 @@
-/* Tenants' parts of mapping.size: who gives slabs up for whom. */
+/* Tenants' shares of mapping.size: which tenant gives up slabs for another. */
 #include "daemon/mapping/mapping.h"
 
 /* While a slab is wanted back nobody takes references in it: so long, if nobody took it by then. */
@@ -104,8 +104,8 @@ static struct mapping_tenant *tenant_most_referenced(const struct requests *rq)
     return most;
 }
 
-/* Slabs without references leave by themselves. Of the others those go that don't fit, from whoever
- * has most. */
+/* Slabs without references leave by themselves. If the others don't fit, the tenant with most gives
+ * up the excess. */
 void mappings_reload(struct requests *rq)
 {
     struct arena *a = rq->modules.arena;

@@ -145,7 +145,7 @@ static void mapping_revoke(struct arena *a, struct mapping *w)
     (void)uv_async_send(&a->granter->done);
 }
 
-/* The mapping has no slots: who wants it now? */
+/* The mapping has no slots: ends it, revokes it, or keeps it for its group. */
 static void mapping_settle(struct arena *a, struct mapping *w)
 {
     struct slab *e = grant_slab(a, w);
@@ -212,7 +212,7 @@ uint32_t grant_at(const struct arena *a, const void *base)
     return (uint32_t)((uint64_t)((const char *)base - a->granter->base) / a->config.slab);
 }
 
-/* It is no more one of its group's. */
+/* Removes it from its group. */
 static void mapping_leave(struct arena *a, struct mapping *w)
 {
     struct arena_group *g = grant_group(a, w);
@@ -332,7 +332,7 @@ static void mapping_made(struct arena *a, struct mapping *w)
     w->state = MAPPING_GRANTED;
     list_push_front(&g->empty, &grant_slab(a, w)->link);
     report(a, w, GRANTED_READY);
-    /* Who asked for it has gone, or it is too much by now. */
+    /* The caller has gone, or the grant is too large by now. */
     if ((g->opens == 0 || grant_over(a)) && grant_slab(a, w)->slots == 0)
         mapping_settle(a, w);
 }

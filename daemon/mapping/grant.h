@@ -43,16 +43,16 @@ int grant_slot(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t 
 /* The next slot of that size in use in the group's slabs, round and round, and its owner; 0:
  * there is none. */
 slot_ref grant_group_next(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t *owner);
-/* Who goes round these slots in several steps counts here. NULL: the group has no slab with slots
- * of that size. */
+/* The position of a search that goes round these slots in several steps. NULL: the group has no
+ * slab with slots of that size. */
 struct grant_round {
     uint64_t slots; /* that there are, in use or not */
     uint64_t looks; /* in a row that were in vain */
     uint64_t vain;  /* the caller's own: when all were */
 };
 struct grant_round *grant_group_round(const struct arena *a, struct arena_group *g, uint64_t bytes);
-/* Groups by what they have granted, the most first, `but` left out: the one after that one (NULL:
- * the first). NULL: there are no more. */
+/* Walks the groups except `but`, by granted bytes, the largest first: the group after that one
+ * (NULL: the first). NULL: the end. */
 struct arena_group *grant_group_most(struct arena *a, const struct arena_group *but,
                                      const struct arena_group *behind);
 /* A slab of the group's with slots in use, for arena_slab_owners: the one at `i`, modulo how
@@ -68,7 +68,7 @@ int grant_fd(struct arena *a, uint32_t mapping);
 /* A worker gets that descriptor. Until release the slab is granted to no other group. */
 void grant_map(struct arena *a, uint32_t mapping);
 void grant_release(struct arena *a, uint32_t mapping);
-/* Who hears of what is granted, on the event loop. */
+/* Callbacks for changes of grants, on the event loop. */
 struct grant_watcher {
     /* A slab without slots, which workers of its group map, is wanted by another one, or the
      * budget was lowered: they should release it. Not inside a call of the arena. */

@@ -24,7 +24,7 @@ struct mapping {
     enum mapping_state state;
     bool revoked;   /* its workers are to release it; no slot of it is handed out */
     bool returning; /* counted in granter.returning */
-    /* in MAPPING_ENDING: counted in granter.kept, and no more in granted */
+    /* in MAPPING_ENDING: counted in granter.kept, not in granted */
     bool kept;
     uint32_t mapped;             /* workers' descriptors */
     struct list link;            /* in granter.free or keeps, or in its group's list */
@@ -113,7 +113,7 @@ void grant_group_settle(struct arena *a, struct arena_group *g);
 /* grant_memory.c: the thread gets the mapping's memory, or gives it back (by w->state), and puts it
  * into `ended`. 0 or -errno. */
 int grant_submit(struct arena *a, struct mapping *w);
-/* The mappings whose job is done, one at a time; NULL: no more. */
+/* The mappings whose job is done, one at a time; NULL: the end. */
 struct mapping *grant_ended(struct arena *a);
 
 #endif

@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Who gets the memory of one slab, the thread itself included. */
+/* Threads that allocate the memory of one slab, the calling one included. */
 #define MAKERS 4u
 
 /* ---- one slab ---- */

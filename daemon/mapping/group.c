@@ -1,5 +1,5 @@
-/* Groups: tenants that mapping slabs are granted to, and the tables that tell their workers which
- * slots hold what they were told. */
+/* Groups: tenants that mapping slabs are granted to, and the tables that tell their workers whether
+ * a slot still has the announced part. */
 #include "daemon/base/memfd.h"
 #include "daemon/mapping/grant_internal.h"
 #include "proto/memory/mapping.h"

@@ -1,12 +1,12 @@
-/* Which slabs of a mapping its client maps, and which of them are wanted back by when. Nothing
- * here reads a clock or waits: whoever owns the map has one timer, for map.due_ms.
+/* Which slabs of a mapping its client maps, and by when it must release revoked ones. Nothing here
+ * reads a clock or waits: the map's owner has one timer, for map.due_ms.
  *
  *   UNMAPPED --grant--> MAPPED --revoke--> REVOKED --the timer--> DUE --the timer--> overdue
  *   any but UNMAPPED --release--> UNMAPPED
  *
- * One timer serves all: a slab that is wanted back while it runs is due at its next end. So a
- * client has MAPPING_REVOKE_MS for each slab at least, and less than twice as much, whatever else
- * is wanted back. */
+ * One timer serves all: a slab that is revoked while it runs is due at its next end. So a client
+ * has at least MAPPING_REVOKE_MS for each slab, and less than twice as much, whatever else is
+ * revoked. */
 #ifndef UCMD_MAPPING_MAP_H
 #define UCMD_MAPPING_MAP_H
 
@@ -28,7 +28,7 @@ bool mapped_slabs_has(const struct mapped_slabs *m, uint32_t slab);
 bool mapped_slabs_grant(struct mapped_slabs *m, uint32_t slab);
 /* False: it is not mapped, or is wanted back already. */
 bool mapped_slabs_revoke(struct mapped_slabs *m, uint32_t slab, uint64_t now_ms);
-/* Of a slab that it has. */
+/* Releases a slab that it maps. */
 void mapped_slabs_release(struct mapped_slabs *m, uint32_t slab);
 /* Whether the slabs are all mapped, and none named twice; if not, *bad is the place of the first
  * that is wrong, and *twice says why. */

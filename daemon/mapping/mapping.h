@@ -1,11 +1,11 @@
-/* Shared mappings: blocks that a connection's process reads by itself. Shared by refs.c
- * (which blocks are kept in a mapping, and how many a uid may keep), budget.c (who gives memory up
- * for others), mapping.c (what a connection maps), ref.c (bringing blocks there) and
- * feature.c (the door, and the end of mappings): each calls those before it.
+/* Shared mappings: blocks that a connection's process reads by itself. Common to refs.c (which
+ * blocks are kept in a mapping, and how many a uid may keep), budget.c (which tenant gives up
+ * memory), mapping.c (what a connection maps), ref.c (bringing blocks there) and feature.c (the
+ * interface, and the end of mappings): each calls those before it.
  *
- * A shared mapping is of one part of one namespace. Its slabs belong to the tenant, not to it: two
- * connections of a tenant read the same slots. Which memory is granted, and to whom, is the arena's
- * to count; here is who maps what, who references what, and who has to give some back.
+ * A shared mapping is of one part of one namespace. Its slabs belong to the tenant: two connections
+ * of a tenant read the same slots. The arena counts the memory granted to each tenant. This module
+ * tracks what each client maps and references, and what it must release.
  *
  * A reference is a lasting reference to a part that lies in a mapping slot of its tenant. Its
  * sequence leases the block. */
@@ -92,7 +92,7 @@ struct mapping_refs {
     uint32_t end_at; /* while all of them end */
 };
 
-/* Of each mapping slab. */
+/* State of each mapping slab. */
 struct mapping_slab {
     const struct mapping_tenant *tenant; /* whose references these are */
     uint32_t refs;

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define BLOCKS_PER_TURN 512
-/* Of one reference, being read or copied. */
+/* References of one call that are being read or copied. */
 #define WAITS_MAX 256
 #define WAIT_BYTES_MAX (UINT64_C(256) << 20)
 /* While another tenant's references end, a reference looks again so often. */

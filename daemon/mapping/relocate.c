@@ -1,14 +1,14 @@
-/* Parts move into mappings. A relocation has one part on its way into a slot of its tenant's
- * mapping, for all who ask for it:
+/* Parts move into mappings. A relocation brings one part into a slot of its tenant's mapping, for
+ * all requests that want it:
  *
  *   SLOT ----> COPYING --copied--> SWITCHING --nobody else uses it--> done
  *   READING --into a slot of the mapping--> done
  *   READING --into another one, for somebody else--> SLOT
  *
- * A part that is not in DRAM is read into the mapping. One that is has its bytes copied, while it
- * is used where it is; when the relocation's reference is the only one, the part's slot is
- * exchanged. So DRAM has one copy of it, and whoever has a reference finds the part where it was.
- * When nobody waits any more the copy is dropped. */
+ * A part that is not in DRAM is read into the mapping. The bytes of a part in DRAM are copied while
+ * others use it in place; once the relocation's reference is the only one, the part's slot is
+ * exchanged. So DRAM has one copy, and a reference finds the part where it was. If the last waiter
+ * cancels, the copy is discarded. */
 #include "daemon/mapping/relocate.h"
 
 #include "daemon/index/index.h"
@@ -120,7 +120,7 @@ static int read_slot_cb(struct cache_wait *w, uint64_t bytes, slot_ref *out)
     return slot_of(LIST_ENTRY(w, struct relocation, wait), bytes, out);
 }
 
-/* Of a part that is READY, elsewhere. -EAGAIN: no slot yet. */
+/* Begins to copy a part that is READY elsewhere. -EAGAIN: no slot yet. */
 static int begin_copy(struct relocation *r)
 {
     int rc;
@@ -135,7 +135,8 @@ static int begin_copy(struct relocation *r)
 
 static void read_cb(struct cache_wait *w, int status);
 
-/* Of a part that is not in DRAM, or that somebody else reads. -EAGAIN: no slot yet. */
+/* Begins to read a part that is not in DRAM, or that another request reads. -EAGAIN: no slot
+ * yet. */
 static int begin_read(struct relocation *r, bool small)
 {
     bool joined = part_of(r)->dram == PART_DRAM_PENDING_READ;
@@ -189,8 +190,8 @@ static void try_begin(struct relocation *r)
     relocation_end(r, rc);
 }
 
-/* Who was called back may end relocations after this one, but none that waits for something: those
- * leave the list here, or in callbacks of reads and copies. */
+/* A callback may end later relocations, but none that waits for something: those leave the list
+ * here, or in callbacks of reads and copies. */
 static void relocations_pump(struct relocations *rs)
 {
     struct list *node = rs->all.next, *next;
@@ -270,7 +271,7 @@ static bool may_begin(const struct relocations *rs, const struct arena_group *gr
     return mine < part && rs->n < rs->most;
 }
 
-/* Of a part that is claimed. */
+/* Makes the relocation of a claimed part. */
 static int relocation_new(struct relocations *rs, block_ref ref, uint32_t part,
                           struct arena_group *group, struct mapping_move *m)
 {

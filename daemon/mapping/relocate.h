@@ -47,16 +47,17 @@ struct mapping_move {
     bool small;        /* in: likewise, as cache_wait.small */
     bool read, copied; /* out: it was read from below; it was copied within DRAM */
     /* 0: the part lies in a slot of the group's mapping, and the caller has one reference to it.
-     * Else it has none. -ENOSPC: no slot of the mapping may be had; -ENOENT, -EIO, -EBUSY: as
-     * cache_get's; or what the kernel said when it was asked for memory. */
+     * Else it has none. -ENOSPC: no slot of the mapping is available; -ENOENT, -EIO, -EBUSY: as
+     * cache_get's; or the kernel's error for want of memory. */
     void (*done_cb)(struct mapping_move *m, int status);
     /* The relocation's own. */
     struct list link;
 };
-/* Makes part `part` of a held block of the group's tenant lie in a slot of the group's mapping:
- * reads it into one, or copies it and moves the part there once nobody else uses it. CACHE_READY:
- * it does, and the caller has one reference to it. CACHE_PENDING: done_cb will run. As long as
- * others use the part that takes; who can't wait any longer cancels. Or -errno, as done_cb's. */
+/* Brings part `part` of a referenced block of the group's tenant into a slot of the group's
+ * mapping: reads it into one, or copies it and moves the part there once nobody else uses it.
+ * CACHE_READY: it is there, and the caller has one reference to it. CACHE_PENDING: done_cb will run
+ * once other users of the part are done; a caller that gives up cancels. Or -errno, as
+ * done_cb's. */
 int mapping_move(struct relocations *rs, block_ref ref, uint32_t part, struct arena_group *group,
                  struct mapping_move *m);
 /* done_cb will not run. If nobody else waits, a copy is dropped, and the part stays where it is.
@@ -69,9 +70,9 @@ bool mapping_place(const struct relocations *rs, block_ref ref, uint32_t part,
 
 /* ---- slots.c ---- */
 
-/* A slot of the group's mapping; blocks that nobody uses leave it, or make a slab of another
- * group free, if they must. -EAGAIN: a slab comes, see grant_slot. -ENOSPC: none may be had. Or
- * another -errno. */
+/* Takes a slot of the group's mapping, if need be by evicting unused blocks from it or from a slab
+ * of another group. -EAGAIN: a slab comes, see grant_slot. -ENOSPC: none is available. Or another
+ * -errno. */
 int mapping_slot(struct relocations *rs, struct arena_group *group, uint64_t bytes, uint64_t owner,
                  slot_ref *out);
 /* A slab that is taken from its group is emptied. True: there is more for the next iteration of

@@ -216,8 +216,8 @@ static void waits_end(struct http *h, bool all)
  *
  * Before Linux 6.16 peers can send descriptors to a Unix socket. libmicrohttpd would have the
  * kernel close them in this thread, and a peer can make that wait. So a request stays in the socket
- * until it is whole; then the socket takes no more, and libmicrohttpd gets it if no descriptor lies
- * in it. */
+ * until it is complete. Then the socket is shut for reading, and libmicrohttpd gets it if it has no
+ * descriptor. */
 
 static void arrival_end(struct place *p)
 {

@@ -269,8 +269,8 @@ static void check_tcp(const struct config *c, void (*warn_cb)(const char *text))
         return; /* config/table.c refuses it */
     if (!listener_address_loopback(&a))
         warn(warn_cb,
-             "metrics.listen: %s is not of this host alone; whoever reaches it reads the names "
-             "of tenants and disks",
+             "metrics.listen: %s is reachable from other hosts; their users can read the names of "
+             "tenants and disks",
              c->metrics_listen);
     rc = listener_tcp(&l, &a, 1, &e);
     if (rc == 0)

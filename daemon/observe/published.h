@@ -30,7 +30,7 @@ struct published_view {
 /* The newest. The reader only. */
 struct published_view published_latest(struct published *p);
 
-/* Of the monotonic clock. */
+/* Milliseconds of the monotonic clock. */
 uint64_t published_now_ms(void);
 
 #endif

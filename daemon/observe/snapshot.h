@@ -1,5 +1,4 @@
-/* What the daemon shows of itself at one moment: plain data, copied from the event loop to whoever
- * renders it.
+/* The daemon's public state at one moment: plain data, copied from the event loop to the renderers.
  *
  * admin/observe.c fills it (requests_observe), on the event loop; `stats` and `health` answer from
  * it, and the event loop publishes it. */

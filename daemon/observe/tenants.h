@@ -25,7 +25,7 @@ struct tenants {
 
 /* Never NULL; it stays where it is. */
 struct metrics_tenant *tenants_find(struct tenants *t, const char *name);
-/* Of a tenant that tenants_find has returned; it stays where it is, too. */
+/* The times of a tenant that tenants_find returned; their address does not change, either. */
 struct tenant_times *tenants_times(struct tenants *t, const struct metrics_tenant *of);
 /* Sets what was summed up of namespaces to 0, for another sum. */
 void tenants_gauges_clear(struct tenants *t);

@@ -37,7 +37,7 @@ void persist_close(struct persist *k);
 
 /* The snapshot of the run before, valid until persist_forget; NULL: there is none. */
 const uint8_t *persist_snapshot(const struct persist *k, size_t *n);
-/* Of the arena's file as it is now. */
+/* The identity of the arena's current file. */
 struct persist_identity persist_identity(const struct persist *k);
 /* Before the arena's file is used: removes the snapshot's file. 0; or -errno, and the arena's file
  * must not be used. */

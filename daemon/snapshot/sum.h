@@ -19,7 +19,7 @@ struct sums_part {
 struct sums {
     uv_loop_t *loop;
     unsigned pieces; /* in the pool at once; at most SUMS_PIECES */
-    uint64_t n, at;  /* parts; those before `at` have been begun. n = at: no more are */
+    uint64_t n, at;  /* parts; those before `at` have begun. n = at: all have */
     /* Fills in part i. False: not yet; sums_pump then tries again. */
     bool (*part_cb)(void *ctx, uint64_t i, struct sums_part *out);
     void (*done_cb)(void *ctx, uint64_t i, const struct sums_part *part);

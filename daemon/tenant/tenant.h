@@ -15,7 +15,7 @@
 
 struct policy_group;
 
-/* Of a walk through its namespaces: the place of one, and index_scan's cursor in it. */
+/* The position of a scan of its namespaces: one of them, and index_scan's cursor in it. */
 struct tenant_cursor {
     uint32_t place;
     uint64_t cursor;
@@ -27,13 +27,13 @@ struct tenant {
     uint32_t namespaces;
     uint64_t blocks, index_bytes;    /* the index's: how many, and what they count as there */
     struct tenant_settings settings; /* in force; every field holds */
-    /* Of its own: by the configuration, and set while the daemon ran, which goes over that. */
+    /* Its own settings: configured, and set while the daemon ran (these win). */
     struct tenant_settings configured, kept;
     /* What its namespaces count; NULL before the first one. They live as long as the daemon. */
     struct metrics_tenant *metrics;
     struct tenant_times *times;
     /* The cache's own: cache/quota.c. */
-    /* Of slots of its blocks, in shared mappings not, those that are being filled too. */
+    /* Bytes of its blocks' slots, also while they are being filled, but not in shared mappings. */
     uint64_t dram_bytes;
     uint64_t nvme_bytes, share_bytes; /* of its parts there */
     uint64_t nvme_writing_bytes;      /* of its parts on their way there */
@@ -41,7 +41,7 @@ struct tenant {
     struct tenant_cursor give;        /* the same in a full index */
     uint64_t block_max_bytes;         /* slots of its largest block, so far */
     struct policy_group *group;       /* from malloc; NULL: none */
-    /* Who follows its blocks, and keeps what is needed for that here; NULL: nobody. */
+    /* State of the feature that follows its blocks; NULL: none does. */
     void *follower;
     struct tenant *chain;
     char name[];

@@ -13,7 +13,7 @@
 
 /* Without limit_ms. */
 #define TRACE_LIMIT_MS 60000
-/* Of a page's frame: in bytes of the ring, with RECORD_PACKED for the names of each record's
+/* Bounds of a page's frame: bytes of the ring, with RECORD_PACKED for the names of each record's
  * fields. Spans take 2.5 times as much when packed, but then RECORD_ELEMENTS ends the page
  * first. */
 #define PAGE_BYTES (UCM_MAX_FRAME_BYTES * 3 / 4)

@@ -16,7 +16,7 @@
 #define PLACES 4096u
 #define GROUP 16u
 #define GROUPS (PLACES / GROUP)
-/* Of 2^32 hashes so many are sampled at first: one in 16. */
+/* So many of 2^32 hashes are sampled at first: one in 16. */
 #define THRESHOLD_MAX (UINT32_C(1) << 28)
 /* A sample that is full, or costs too much, loses this fraction. */
 #define SHRINK_FRACTION 8
@@ -51,8 +51,7 @@ struct stack {
     uint16_t free, fresh;
     uint64_t weight; /* of all samples */
     bool expired;    /* some have left it: it reaches as far back as the largest size */
-    /* Of the references so far, faded: how many were expected to be sampled, were, and were
-     * hits. */
+    /* Counts of references so far, with decay: expected to be sampled, sampled, and hits. */
     double expected, sampled, hits[REUSE_POINTS];
     uint64_t expected_until;       /* reuse.references that `expected` is for */
     uint64_t group[GROUPS + 1];    /* Fenwick tree */
@@ -76,15 +75,16 @@ struct growth {
 #define KEY_WORDS 4 /* the first two and the last two: all of a key */
 
 struct reuse {
-    uint64_t factor[KEY_WORDS];   /* secret: who knew them could choose what is sampled */
+    uint64_t factor[KEY_WORDS];   /* secret: a client that knew them could choose what is sampled */
     uint32_t threshold;           /* the highest of the stacks' */
     uint64_t faded_ms, window_ms; /* when the sums were halved; when the second began */
     uint32_t window_sampled;
     uint64_t calm_ms;      /* when a second last cost too much */
     uint32_t most_sampled; /* in a second since then, or since the last growth */
     uint64_t references, sampled;
-    /* Of the last sampled key, the first in every stack's order: it was used so often again, which
-     * is yet to be counted. Who waits for a block looks the same keys up again and again. */
+    /* The last sampled key, the first in every stack's order, and how often it was used again,
+     * which is not yet counted. A client that waits for a block looks the same keys up
+     * repeatedly. */
     struct {
         uint32_t ns, chosen, n;
         uint64_t weight;
@@ -220,7 +220,7 @@ static void place_leave(struct stack *s, uint32_t place)
     group_add(s, place, -weight);
 }
 
-/* Of all samples that were used after that place's. */
+/* The weight of all samples used after that place's. */
 static uint64_t weight_after(const struct stack *s, uint32_t place)
 {
     uint64_t until = 0;

@@ -78,7 +78,7 @@ struct trace_record {
 uint64_t trace_now(void);
 /* 0 or -ENOMEM. It must be off. */
 int trace_start(struct trace *t, const struct trace_choice *choice);
-/* Writes no more; what is in the ring stays readable. */
+/* Stops writing; records in the ring stay readable. */
 void trace_end_writing(struct trace *t);
 /* Off: frees the ring. Harmless when off. */
 void trace_stop(struct trace *t);

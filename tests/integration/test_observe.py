@@ -143,7 +143,7 @@ class Listener(unittest.TestCase):
 
     def test_an_address_for_others_draws_a_warning(self):
         daemon = self.daemon()
-        self.assertIn("is not of this host alone", self.check(daemon, "0.0.0.0:0").stderr)
+        self.assertIn("is reachable from other hosts", self.check(daemon, "0.0.0.0:0").stderr)
         self.assertEqual(self.check(daemon, "[::1]:0").returncode, 0)
         refused = self.check(daemon, "localhost:9471")
         self.assertEqual(refused.returncode, 1)
