@@ -1,4 +1,4 @@
-# GPU support: what of CUDA there is, the kernels, the copy_agent library. Sets CUDA_OBJ (linked into the daemon),
+# GPU support: what of CUDA there is, the kernels, the copy agent library. Sets CUDA_OBJ (linked into the daemon),
 # CUDA_CPPFLAGS, CUDA_LIBS, and OTHER_CUDA: the sources of the daemon that this build leaves out.
 #
 # The daemon needs CUDA's headers and nvcc to build, and nothing of CUDA to start: libcuda.so.1 is

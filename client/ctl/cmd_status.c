@@ -70,18 +70,18 @@ static void print_cache(const msgpack_object *m)
     printf("\n");
 }
 
-/* DRAM that workers read by themselves: what they map, and how much of that is pinned. */
+/* DRAM that workers read by themselves: what they map, and how much of that is referenced. */
 static void print_mappings(const msgpack_object *m)
 {
-    char granted[HUMAN_BYTES], pinned[HUMAN_BYTES], budget[HUMAN_BYTES];
+    char granted[HUMAN_BYTES], referenced[HUMAN_BYTES], budget[HUMAN_BYTES];
 
     if (answer_u64(m, "mapping_bytes_configured") == 0 && answer_u64(m, "mappings") == 0)
         return;
-    printf("mappings   %" PRIu64 " open, %s of %s granted, %s pinned; %" PRIu64
+    printf("mappings   %" PRIu64 " open, %s of %s granted, %s referenced; %" PRIu64
            " slabs wanted back, %" PRIu64 " blocks left out\n",
            answer_u64(m, "mappings"), human_bytes(granted, answer_u64(m, "mapping_bytes")),
            human_bytes(budget, answer_u64(m, "mapping_bytes_configured")),
-           human_bytes(pinned, answer_u64(m, "mapping_referenced_bytes")),
+           human_bytes(referenced, answer_u64(m, "mapping_referenced_bytes")),
            answer_u64(m, "mapping_revocations"), answer_u64(m, "mapping_full"));
 }
 

@@ -96,7 +96,7 @@ void decode_rounds_plan(struct decode_plan *p, uint64_t *end)
     order->lists = o->lists;
     order->room = o->room;
     order->rows = o->q_heads / o->lists;
-    order->windows = o->windows;
+    order->windows = o->sink_blocks;
     order->first = o->first;
     order->logit_scale = p->logit_scale;
     order->ln_tokens = sparse_ln(o->tokens);

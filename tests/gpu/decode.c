@@ -195,7 +195,7 @@ static void options_make(struct scene *t)
         .rounds = ROUNDS,
         .every = 2,
         .first = 2,
-        .windows = 1,
+        .sink_blocks = 1,
         .encoding = s->encoded ? UCM_CUDA_DECODE_FP8 : UCM_CUDA_DECODE_AS_STORED,
     };
     check(ucm_cuda_decode_entry_bytes(&t->options, &bytes) == 0, "%s", ucm_cuda_errmsg());

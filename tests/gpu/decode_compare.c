@@ -15,7 +15,8 @@ uint32_t scene_layer_head(const struct scene *t, uint32_t layer, uint32_t list)
 /* Whether entry x of a list comes before y. */
 static bool comes_first(const struct scene *t, const struct input_layer *in, uint32_t x, uint32_t y)
 {
-    bool window = in->index[x] < t->options.windows, other = in->index[y] < t->options.windows;
+    bool window = in->index[x] < t->options.sink_blocks,
+         other = in->index[y] < t->options.sink_blocks;
 
     if (window != other)
         return window;

@@ -38,7 +38,7 @@ if python -c 'import numpy, torch; assert torch.cuda.is_available()' 2>/dev/null
         echo "== ucmclient.$test.cuda, test_${test}_cuda"
         python "$here/python/tests/integration/test_${test}_cuda.py" || status=1
     done
-    echo '== loads that turn K, through a daemon and a copy_agent'
+    echo '== loads that re-rotate K, through a daemon and a copy agent'
     python "$here/python/tests/gpu/shifted.py" || status=1
     echo '== GpuDecoder and a daemon, test_decode_gpu'
     python "$here/python/tests/integration/test_decode_gpu.py" || status=1

@@ -122,7 +122,7 @@ class Needs(unittest.TestCase):
         for text, rule, known in (("psa", "psa", "bounds"), ("psa-estimated:limit=40,eps=0.9", "estimated", "estimates"), ("psa-certified", "certified", "bounds"),
                                   ("psa:reduce=max", "psa", "")):
             rounds = Choices.from_policy(text, SHAPE, 4, stops=True).rounds
-            self.assertEqual((rounds.rule, rounds.known, rounds.rounds, rounds.windows, rounds.every), (rule, known, 6 if rule == "psa" else 3, 1, 4))
+            self.assertEqual((rounds.rule, rounds.known, rounds.rounds, rounds.sink_blocks, rounds.every), (rule, known, 6 if rule == "psa" else 3, 1, 4))
             self.assertEqual(rounds.eps, sparse.Policy(text).eps)
         choices = Choices.from_policy("psa-estimated:limit=40,dense_first=1,min_tokens=160,dense_below=320", SHAPE, 2, stops=True)
         self.assertEqual([choices.room(layer, n, SHAPE.tokens) for layer in (0, 1) for n in (10, 100)], [10, 100, 10, 38])

@@ -179,9 +179,9 @@ class Checks(unittest.TestCase):
 
     def test_rounds(self):
         self.assertEqual((self.steps().rounds, self.library.options.rule), (None, 0))
-        steps = self.steps(rounds=Rounds("estimated", 0.9, "estimates", every=6, windows=2, least=100))
+        steps = self.steps(rounds=Rounds("estimated", 0.9, "estimates", every=6, sink_blocks=2, least=100))
         o = self.library.options
-        self.assertEqual((o.rule, o.known, o.rounds, o.every, o.first, o.windows), (2, 1, 3, 6, 102, 2))
+        self.assertEqual((o.rule, o.known, o.rounds, o.every, o.first, o.sink_blocks), (2, 1, 3, 6, 102, 2))
         self.assertAlmostEqual(o.eps, 0.9)
         sizes = {"rows": 1, "q_heads": GROUP * HEADS, "lists": HEADS, "sequences": 2}
         select = mock.Mock(head_scores=0xc000, head_pitch=300, **sizes)

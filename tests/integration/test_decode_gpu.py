@@ -185,7 +185,7 @@ class Stopping(Together):
         counts, reports = self.chosen[layer].counts.tolist(), self.select.reports[layer, ..., 0].tolist()
 
         def first(i, head):
-            entries = [(block >= self.rounds.windows, -score, block) for block, score in zip(index[i][head], scores[i][head])]
+            entries = [(block >= self.rounds.sink_blocks, -score, block) for block, score in zip(index[i][head], scores[i][head])]
             return [block for *_, block in sorted(entries[: counts[i][head]])][: reports[i][head]]
         return [[first(i, head) for head in range(HEADS)] for i in range(SEQUENCES)]
 

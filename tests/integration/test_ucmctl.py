@@ -184,7 +184,7 @@ class WithDaemon(unittest.TestCase):
         self.assertIn(f"pid {self.daemon.process.pid}", text)
         self.assertRegex(text, r"(?m)^health +ok$")
         self.assertRegex(text, r"(?m)^dram +.* of 16(\.0)? MiB used")
-        self.assertRegex(text, r"(?m)^windows +0 open, 0 B of 8(\.0)? MiB granted, 0 B pinned; 0 slabs wanted back, 0 blocks left out$")
+        self.assertRegex(text, r"(?m)^mappings +0 open, 0 B of 8(\.0)? MiB granted, 0 B referenced; 0 slabs wanted back, 0 blocks left out$")
         self.assertRegex(text, r"(?m)^nvme +.* used")
         status = self.json("status")
         self.assertEqual(status["status"], "ok")

@@ -58,7 +58,7 @@ class Options(Structure):
         ("rounds", c_uint32),
         ("every", c_uint32),
         ("first", c_uint32),
-        ("windows", c_uint32),
+        ("sink_blocks", c_uint32),
         ("encoding", c_uint32),
     ]
 

@@ -19,7 +19,7 @@ class Refused(ValueError):
 @dataclass(frozen=True)
 class Rounds:
     """How a list stops while attention runs, for cuda.Steps: enum ucm_cuda_decode_rule. rule: psa, estimated or certified; eps: the share
-    to cover; every: rounds end after multiples of so many blocks; windows: blocks that come first. known: what the summary's scores say,
+    to cover; every: rounds end after multiples of so many blocks; sink_blocks: blocks that come first. known: what the summary's scores say,
     "estimates" or "bounds" of weights, or nothing (""). rounds: of a layer, at most; with one, all that was chosen is attended, and what
     it covers is reported. least: blocks that are attended at least."""
 
@@ -27,7 +27,7 @@ class Rounds:
     eps: float
     known: str = ""
     every: int = 4
-    windows: int = 0
+    sink_blocks: int = 0
     rounds: int = 3
     least: int = 0
 
@@ -144,11 +144,11 @@ def _rounds(policy: Policy, shape: Shape) -> Optional[Rounds]:
         known = ""  # no scores of query heads are kept
     if policy.choice in ("estimated", "certified") and not known:
         raise Refused(f"{policy}: choice={policy.choice} asks each query head's scores what is left; set reduce=softmax")
-    windows = max(policy.sink_blocks, -(-policy.sink_tokens // tokens))
+    sinks = max(policy.sink_blocks, -(-policy.sink_tokens // tokens))
     least = max(policy.min_blocks, -(-policy.min_tokens // tokens))
     if policy.choice in ("psa", "estimated", "certified"):
         most = 6 if policy.choice == "psa" else Rounds.rounds  # PSA's double
-        return Rounds(policy.choice, policy.eps, known, policy.microbatch, windows, most, least)
+        return Rounds(policy.choice, policy.eps, known, policy.microbatch, sinks, most, least)
     if policy.goal > 0 and known == "estimates":  # as many as the budget says; what they cover is reported
         return Rounds("estimated", 1.0, known, rounds=1)
     return None

@@ -181,7 +181,7 @@ class Steps(_OnGpu):
             return ()
         every = max(rounds.every, 1)
         first = -(-max(8 * every, rounds.least) // every) * every
-        return _RULES.index(rounds.rule), _KNOWN.index(rounds.known), rounds.eps, rounds.rounds, every, first, rounds.windows
+        return _RULES.index(rounds.rule), _KNOWN.index(rounds.known), rounds.eps, rounds.rounds, every, first, rounds.sink_blocks
 
     @staticmethod
     def _entry_bytes(shape: Shape, layer_bytes: int, whole: bool, encoding: str) -> int:
