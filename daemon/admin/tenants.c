@@ -28,7 +28,7 @@ static bool is_shown(const struct tenant *t, const struct peer *peer)
            (peer->admin || strcmp(t->name, peer->tenant) == 0);
 }
 
-/* Of a tenant without its own label in the metrics, which counts among others: 0. */
+/* 0 for a tenant without its own label in the metrics, which counts among others. */
 static void pack_obtained(msgpack_packer *pk, const struct tenant *t)
 {
     static const struct metrics_tenant none;

@@ -33,11 +33,11 @@
  * A queue keeps what waits for the resource in a lane, and so a flow, for each tenant; within a
  * lane the more urgent rank goes first, the oldest of a rank before the others.
  *
- * Tenants are told apart by their numbers, which are dense: below twice as many as there ever were
- * at once. Each number below FAIR_LANES has a lane of its own; above, some share one, as in
- * stochastic fairness queueing (McKenney, "Stochastic Fairness Queueing", INFOCOM 1990): together
- * they get one tenant's part, with the weight of who came last. Tenant 0 is the daemon itself, and
- * shares with nobody. Memory of a lane that nobody has used is not touched.
+ * Tenants are identified by dense numbers: below twice as many as there ever were at once. Each
+ * number below FAIR_LANES has a lane of its own; above, some share one, as in stochastic fairness
+ * queueing (McKenney, "Stochastic Fairness Queueing", INFOCOM 1990): together they get one tenant's
+ * share, with the weight of the latest. Tenant 0 is the daemon itself, and shares with nobody.
+ * Memory of a lane that nobody has used is not touched.
  *
  * A queue's objects have a list node each and stay their owner's: to take one out of the queue,
  * remove its node.

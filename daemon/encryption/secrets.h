@@ -8,8 +8,7 @@
  *   replaced is given up within SECRETS_FRESH_MS, also where the directory does not answer any
  *   more.
  * - No call waits for the directory: calls to it run in a thread, one at a time, with a deadline.
- * - An unusable directory is reported from the start on, until it works, even if no secret is
- * needed.
+ * - An unusable directory is reported from the start on, even if no secret is needed.
  *
  * Thread: the event loop. */
 #ifndef UCMD_ENCRYPTION_SECRETS_H

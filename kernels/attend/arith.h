@@ -18,7 +18,7 @@ struct ucm_left {
     uint64_t units;
 };
 
-/* Of a logarithm of a weight; not if it is +inf or NaN. */
+/* Whether a logarithm of a weight is known: it is not if it is +inf or NaN. */
 UCM_HD uint32_t ucm_left_is_known(float log_weight)
 {
     return log_weight < ucm_inf();
@@ -68,7 +68,7 @@ UCM_HD float ucm_left_ratio(float top, float sum, float slack, const struct ucm_
     return ucm_max(units * ucm_left_exp(gap) / sum * UCM_LEFT_UP, UCM_LEFT_LEAST);
 }
 
-/* Of the ratios' sum, rounded down. */
+/* The share that follows from the ratios' sum, rounded down. */
 UCM_HD float ucm_left_share_of(float ratio)
 {
     return ratio == 0 ? 1.0f : 1.0f / (1.0f + ratio * UCM_LEFT_UP) * (1.0f - 0x1p-22f);

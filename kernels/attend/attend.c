@@ -323,8 +323,8 @@ float ucm_attend_slack(const struct ucm_attend_plan *plan, const struct ucm_atte
     /* A lane adds d / 32 products, the lanes 5 times; the scale rounds once; three are in reserve. */
     float roundings = (float)(plan->spec.shape.head_dim / UCM_DOT_LANES + 10);
     float logits = roundings * 0x1p-24f * (abs_sum * state->key_max) + 0x1p-130f; /* denormals */
-    /* Of a tile: 16 exponentials of 2 units each, whose arguments are rounded, and 4 additions. Of a
-     * join: two exponentials, products and a sum. Together less than 2^-20. */
+    /* A tile has 16 exponentials of 2 units each, whose arguments are rounded, and 4 additions; a
+     * join has two exponentials, products and a sum. Together less than 2^-20. */
     float sums = (float)state->tiles * 0x1p-20f + 0x1p-17f;
     float slack = (logits * plan->logit_scale + sums) * 1.125f;
 

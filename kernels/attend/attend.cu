@@ -13,7 +13,7 @@
  * of the largest |v|.
  *
  * Entries may hold what the encoding `fp8` made of K and V: E4M3 with a power of two for each row. Then these attend to what
- * ucm_decode gives, but that codes 0x7e and 0xfe are 448 here and not infinities: who fills entries writes none. Pages
+ * ucm_decode gives, except that codes 0x7e and 0xfe are 448 here and not infinities: no entry is filled with them. Pages
  * alongside them can have elements of the query's type. */
 #include "kernels/attend/attend_cuda.h"
 #include "kernels/attend/attend_merge.cuh"

@@ -5,16 +5,17 @@
  * is up to 16 consecutive tokens of a block; the last tile of a block, and of the tail block, may have
  * fewer. All arithmetic is IEEE float32 as kernels/arith.h says, in this order:
  *
- * 1. Of each token: logit = scale * dot(q, k), the dot product of 32 lanes that
+ * 1. For each token: logit = scale * dot(q, k), the dot product of 32 lanes that
  *    docs/design/retrieval.md defines. scale is the spec's, times k_scale, rounded once.
- * 2. Of a tile: top is the largest logit, e = ucm_exp(logit - top) of each token, sum is the e in dot
+ * 2. For a tile: top is the largest logit, e = ucm_exp(logit - top) of each token, sum is the e in
+ * dot
  *    order, and channel c of out is e * v[c] by fma from 0 on, token by token. ucm_exp(NaN) is 0, so a tile
  *    whose logits are all -inf weighs nothing.
  * 3. A tile joins the list's result: top' is the larger of the two tops (the list's if they are equal),
  *    keep = ucm_exp(list's top - top'), more = ucm_exp(tile's top - top'); sum becomes fma(tile's sum,
  *    more, sum * keep), and each channel likewise. A list begins as {-inf, 0, 0}.
- * 4. At the end, out = out / sum * v_scale and lse = top + ucm_log(sum). Of a list without any weight, out is
- *    0 and lse -inf.
+ * 4. At the end, out = out / sum * v_scale and lse = top + ucm_log(sum). For a list without any
+ *    weight, out is 0 and lse -inf.
  *
  * So the bits depend on the list alone: not on the entries' places, on how many calls added it, on the
  * instruction set or on other lists. A list of all of a sequence's blocks in their order is dense

@@ -10,14 +10,16 @@
  * the blocks. The last round takes the rest. So lists don't stop at each block at which a rule is fulfilled, but few launches
  * are enough; and what a list attends follows from its queries and its blocks alone.
  *
- * Alongside the gather. With `wait`, a chosen block that is on its way (UCM_ENTRIES_WANTED) is waited for, by the warp whose
- * turn it is and nobody else; what is resident is attended meanwhile. No bit of the result depends on who waited. For
- * that the launch is the next one after the gather's in its stream and has the attribute
- * CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, from compute capability 9.0 on: it then begins when all thread
- * blocks of the gather have begun, and so can't take the places that they need, and it ends after the gather. What
- * comes before the gather, such as lists and queries, is complete then: the gather itself is launched without, or after
- * a resolve, whose end it awaits before it lets attention begin. On other GPUs, and without the attribute, the same
- * launch begins after the gather and finds nothing to wait for. A capture keeps the attribute. */
+ * Alongside the gather. With `wait`, only the warp that has its tile waits for a chosen block that
+ * is on its way (UCM_ENTRIES_WANTED); the others attend to resident blocks meanwhile. No bit of the
+ * result depends on the waits. For that the launch is the next one after the gather's in its stream
+ * and has the attribute CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, from compute
+ * capability 9.0 on: it then begins when all thread blocks of the gather have begun, and so can't
+ * take the places that they need, and it ends after the gather. What comes before the gather, such
+ * as lists and queries, is complete then: the gather itself is launched without, or after a
+ * resolve, whose end it awaits before it lets attention begin. On other GPUs, and without the
+ * attribute, the same launch begins after the gather and finds nothing to wait for. A capture keeps
+ * the attribute. */
 #ifndef UCM_KERNELS_ATTEND_CUDA_H
 #define UCM_KERNELS_ATTEND_CUDA_H
 
@@ -67,8 +69,8 @@ struct ucm_attend_cuda_sum {
     float key_max;  /* the largest |k|; with bounds only */
 };
 
-/* Of the blocks of a sequence that lists choose from, those that are left after the first i of a list, for i = 0 .. room: ucm_left
- * of arith.h with one top for each query row. */
+/* What is left of a sequence's candidate blocks after the first i of a list, for i = 0 .. room:
+ * ucm_left of arith.h with one top for each query row. */
 struct ucm_attend_cuda_left {
     uint64_t top; /* float[sequences][kv_heads][group] */
     uint64_t

@@ -61,7 +61,7 @@ static __device__ __forceinline__ struct tiles tiles_of(args_t a)
  * bits, which addresses leave, how many tokens count, and whether the block is a page. 0: nowhere. */
 #define VALID_SHIFT 56
 #define IS_PAGE (UINT64_C(1) << 63)
-/* Of a block that is on its way to its entry: there, its row in entry_of is in place of the address, times 16. */
+/* Marks a block that is on its way to its entry: then its row in entry_of, times 16, replaces the address. */
 #define IS_WANTED (UINT64_C(1) << 62)
 #define WANTED (-2) /* UCM_ENTRIES_WANTED, in entry_of */
 #define PATIENCE UINT64_C(2000000000) /* ns; a gather that takes longer has failed */
@@ -131,7 +131,7 @@ static __device__ __forceinline__ uint64_t chosen_at(args_t a, const struct chos
     return (at + tile) | (uint64_t)TILE << VALID_SHIFT;
 }
 
-/* Of the window: tile so many of a block of the sequence. */
+/* For the window: the address of a tile of a block of the sequence. */
 static __device__ __forceinline__ uint64_t page_at(args_t a, const struct tiles &t, uint32_t block, uint32_t tile)
 {
     uint64_t valid = min(TILE, t.length - block * a.tokens - tile * TILE);

@@ -193,7 +193,7 @@ static __device__ __forceinline__ void arrived_before_copies(void)
 
 #endif
 
-/* Of shared memory, at once. */
+/* Loads words of shared memory in one instruction. */
 template <uint32_t WORDS> static __device__ __forceinline__ void load_words(uint32_t x[WORDS], const uint8_t *at)
 {
     if constexpr (WORDS == 4)

@@ -20,7 +20,7 @@ static __device__ __forceinline__ float base_of(float top)
     return top == -INFINITY ? 0.0f : top;
 }
 
-/* Of two sums, whose values are kept by `keep` and added by `more`. NaN stays. */
+/* Joins two sums: values are x * keep + y * more. NaN stays. */
 static __device__ __forceinline__ sum_t join_sums(const sum_t &x, const sum_t &y, float *keep, float *more)
 {
     sum_t r;
@@ -296,7 +296,7 @@ static __device__ __forceinline__ float4 merge_splits(float4 x[AT_ONCE], const f
     return all;
 }
 
-/* Of thread blocks of one list: whether this one ends last; then it sees what the others wrote. */
+/* Whether this thread block ends last of its list's; then it sees what the others wrote. */
 static __device__ __forceinline__ bool is_last(uint32_t *done, uint32_t of)
 {
     __shared__ bool last;

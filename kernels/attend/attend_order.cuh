@@ -47,7 +47,7 @@ static __device__ __forceinline__ float largest_known(float x)
 }
 
 
-/* Of a row: at most 2^20 blocks of 2^41 units. */
+/* A row's scores: at most 2^20 blocks of 2^41 units. */
 struct row_scores {
     const float *at;
     uint32_t n;

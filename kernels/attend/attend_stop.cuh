@@ -17,7 +17,7 @@ struct report {
 
 /* ---- shares of rows ---- */
 
-/* Of a query row, counted over all sequences: what is left after the first 0, 1, .. blocks of its list. */
+/* For a query row, counted over all sequences: what is left after the first 0, 1, .. blocks of its list. */
 static __device__ __forceinline__ const uint64_t *left_units(args_t a, uint64_t row)
 {
     return (const uint64_t *)a.stop.left.units + row * (a.room + 1);

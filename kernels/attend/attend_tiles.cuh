@@ -40,7 +40,7 @@ template <> struct product<__nv_bfloat16, e4m3> {
     static constexpr bool scaled = true;
 };
 
-/* Of a row of K or V. In a product over channels a lane has every fourth piece of 16 bytes of K, and the 8 rows of a result
+/* Constants of a row of K or V. In a product over channels a lane has every fourth piece of 16 bytes of K, and the 8 rows of a result
  * have pieces of V: of 16 bytes, or less in short rows. */
 template <typename KV, int D> struct row_of {
     static constexpr uint32_t bytes = D * sizeof(KV), tile = ROWS_BYTES(bytes);
@@ -161,7 +161,7 @@ static __device__ __forceinline__ float query_factor(float most, float *back)
     return __uint_as_float((268 - e) << 23);
 }
 
-/* Of an octet: a lane has row lane / 4 of the queries, and needs scales of the rows of its logits. */
+/* Logits of an octet: a lane has row lane / 4 of the queries, and needs scales of the rows of its logits. */
 template <typename T, int D>
 static __device__ __forceinline__ void scale_query(uint32_t q[D / 16][2], float scale[2])
 {
@@ -303,7 +303,7 @@ static __device__ __forceinline__ float power_below(uint32_t n)
     return n < 127 ? __uint_as_float((127 - n) << 23) : 0.0f;
 }
 
-/* Of a tile's logits, as logits() has them. scales: of 16 tokens of K, then of V. */
+/* Applies K's scales to a tile's logits, in logits()'s layout. scales: of 16 tokens of K, then of V. */
 template <int D, int O>
 static __device__ __forceinline__ void scale_logits(struct warp_state<D, O> &st, float s[O][4], const uint8_t *scales)
 {
@@ -317,7 +317,8 @@ static __device__ __forceinline__ void scale_logits(struct warp_state<D, O> &st,
             s[o][i] *= ucm_fp8_power(i < 2 ? low : high);
 }
 
-/* Of weights: over the largest scale of V so far, so that float16 holds them. A scale of NaN is above all, and stays. */
+/* Applies V's scales to weights, relative to the largest scale of V so far, so that float16 holds them. A scale of NaN is above all, and
+ * stays. */
 template <int D, int O>
 static __device__ __forceinline__ void scale_weights(struct warp_state<D, O> &st, float s[O][4], const uint8_t *scales)
 {

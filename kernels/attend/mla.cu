@@ -137,7 +137,7 @@ template <typename T, typename KV, int R> static __device__ __forceinline__ void
 #define MERGE_CHANNELS (VALUES / UCM_ATTEND_MLA_MERGE_BLOCKS)
 #define MERGE_WARPS (UCM_ATTEND_MLA_MERGE_THREADS / 32)
 
-/* Of one row: by each warp for itself. from: of the first split. */
+/* Merges the sums of one row; each warp does so for itself. from: the first split's. */
 static __device__ __forceinline__ sum_t merge_sums(args_t a, const sum_t *from, uint32_t splits)
 {
     sum_t all = sum_t{-INFINITY, 0.0f, INFINITY, 0.0f};

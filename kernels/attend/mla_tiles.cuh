@@ -84,7 +84,7 @@ static __device__ __forceinline__ uint32_t ring_next(const struct ring &ring, ui
     return place + n < ring.size ? place + n : place + n - ring.size;
 }
 
-/* Of tile j of the step. */
+/* The address of tile j of the step. */
 template <typename KV> static __device__ __forceinline__ uint8_t *ring_tile(const struct ring &ring, uint32_t j)
 {
     return ring.tiles + ring_next(ring, ring.from, j) * latent<KV>::tile;
@@ -218,8 +218,8 @@ template <int R> static __device__ __forceinline__ void add_turns(float x[R][2][
         x[i / 8][i / 4 % 2][i % 4] += y[i / 8][i / 4 % 2][i % 4];
 }
 
-/* Of one tile and the warp's half of the channels, to `logits`. Products take turns at two sums where rows are few, so that none
- * waits for the one before it. */
+/* Logits of one tile over the warp's half of the channels, into `logits`. With few rows, products alternate between two sums, so
+ * that none waits for the one before it. */
 template <typename T, typename KV, int R>
 static __device__ __forceinline__ void mla_logits(const struct mla_query<R> &query, const uint8_t *tile,
                                                   struct mla_scratch<R> &scratch)
@@ -330,7 +330,7 @@ static __device__ __forceinline__ void mla_keep(struct mla_state<R> &st, const s
         }
 }
 
-/* Of tile j of the step. A lane has, of eight channels of 16 bits, 2 * (lane % 4) and the next; of 16 of E4M3, the even two
+/* The values of tile j of the step. Of eight channels of 16 bits a lane has 2 * (lane % 4) and the next; of 16 of E4M3, the even two
  * and then the odd two of four. */
 template <typename T, typename KV, int R>
 static __device__ __forceinline__ void mla_values(struct mla_state<R> &st, const struct mla_scratch<R> &scratch,

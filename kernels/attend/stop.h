@@ -13,9 +13,9 @@
  *
  * The *certificate* is reported whenever bounds are given, whatever the rule. It is never above the true share: keys
  * are exact, the box is rounded outward, weights of what is left are rounded up, and the attended sum's own error
- * (ucm_attend_slack) is taken off. What is no number is never in favour of stopping: of an estimate or a bound that
- * is NaN or +inf nothing is known, so the share is 0 while that block is left, and so it is if what was attended
- * is NaN. Where nothing is left and nothing lies beyond, it is 1. */
+ * (ucm_attend_slack) is taken off. NaN never favours stopping: an estimate or a bound that is NaN
+ * or +inf says nothing, so the share is 0 while that block is left; it is also 0 if the attended
+ * sum is NaN. Where nothing is left and nothing lies beyond, it is 1. */
 #ifndef UCM_KERNELS_ATTEND_STOP_H
 #define UCM_KERNELS_ATTEND_STOP_H
 
@@ -24,8 +24,8 @@
 
 /* ---- what is left: struct ucm_left of arith.h ---- */
 
-/* Of n blocks with these logarithms of weights; -inf weighs nothing, of +inf and NaN nothing is known. At most
- * 2^20 blocks. */
+/* What is left of n blocks with these logarithms of weights; -inf weighs nothing, +inf and NaN are
+ * unknown. At most 2^20 blocks. */
 struct ucm_left ucm_left_of(const float *log_weight, uint32_t n);
 /* Takes away one of them. */
 void ucm_left_take(struct ucm_left *left, float log_weight);

@@ -281,7 +281,7 @@ UCM_HD uint32_t ucm_lossless_code(uint32_t exponent, uint32_t base)
                                                                    : UCM_LOSSLESS_ESCAPE;
 }
 
-/* Of an escape, what holds until the list says otherwise. */
+/* Decodes a code; for an escape, the value until the list replaces it. */
 UCM_HD uint32_t ucm_lossless_decode(uint32_t code, uint32_t base)
 {
     return code < UCM_LOSSLESS_ZERO ? (base - code) & 0xffu : 0;

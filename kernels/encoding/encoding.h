@@ -89,7 +89,7 @@ int ucm_encoding_check(const struct ucm_encoding_spec *spec, char why[UCM_ENCODI
 uint64_t ucm_encoding_raw_bytes(const struct ucm_encoding_spec *spec, uint32_t tensor);
 uint64_t ucm_encoding_bytes(const struct ucm_encoding_spec *spec, uint32_t tensor); /* encoded */
 
-/* Of all tensors. */
+/* Bytes of all tensors. */
 uint64_t ucm_encoding_raw_layer_bytes(const struct ucm_encoding_spec *spec);
 uint64_t ucm_encoding_layer_bytes(const struct ucm_encoding_spec *spec);
 

@@ -59,7 +59,7 @@ UCM_HD uint32_t ucm_encoding_tensor_tiles(const struct ucm_encoding_spec *spec, 
     return (rows + tile - 1) / tile;
 }
 
-/* Of the tensor that has most. */
+/* Tiles of the tensor that has most. */
 UCM_HD uint32_t ucm_encoding_tiles(const struct ucm_encoding_spec *spec)
 {
     uint32_t most = 0;

@@ -102,7 +102,7 @@ static __device__ __forceinline__ void lossless_apply(const struct lossless_tens
     for (uint32_t i = lane; i < count + lane; i += LANES) {
         uint32_t entry = i < count ? __ldg((const uint32_t *)s.list + 1 + i) : 0, at = entry >> 8;
         bool mine = i < count && at >= first && at < end;
-        /* Of several for one element the last counts. */
+        /* If several are for one element, the last counts. */
         uint32_t same = __match_any_sync(ALL, mine ? at : UINT32_MAX - lane);
 
         if (mine && lane == 31 - __clz(same))

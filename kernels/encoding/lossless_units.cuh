@@ -1,7 +1,7 @@
-/* lossless: tensors of many tokens, by several CTAs. An engine may keep all layers of a block side by side, which is one
- * tensor then. Of such a tensor a CTA encodes a unit: neighbouring elements that share no base with others'. Their
- * escapes go where they would begin if each 128 elements before had one, which is the unit's share of the list; the
- * last of the tensor's CTAs moves them together. If a share is too small, that one encodes the tensor again, by
+/* lossless: tensors of many tokens, by several CTAs. An engine may keep all layers of a block next to each other, as one
+ * tensor. A CTA encodes a unit of it: neighbouring elements that share no base with others'. A unit's share of the list
+ * begins where it would if each 128 elements before had one escape; the tensor's last CTA closes the gaps. If a share is
+ * too small, that one encodes the tensor again, by
  * itself. */
 #ifndef UCM_KERNELS_ENCODING_LOSSLESS_UNITS_CUH
 #define UCM_KERNELS_ENCODING_LOSSLESS_UNITS_CUH
@@ -12,8 +12,8 @@
 #define LOSSLESS_TENSORS 1024u
 #define LOSSLESS_UNITS 16384u
 
-/* Of a launch's tensors: CTAs that are done, 0 before and after it; escapes of each unit. A module's dumps run one after
- * another, so one launch has them. */
+/* State of a launch's tensors: CTAs that are done, 0 before and after it; escapes of each unit. A module's dumps run one
+ * after another, so one launch has them. */
 static __device__ uint32_t lossless_done[LOSSLESS_TENSORS];
 static __device__ uint32_t lossless_counts[LOSSLESS_UNITS];
 

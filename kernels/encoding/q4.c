@@ -76,7 +76,7 @@ static uint32_t median(const uint32_t *x, uint32_t n)
     return m;
 }
 
-/* Of n channels of a tile's rows. */
+/* Finds the shifts of n channels of a tile's rows. */
 static void find_shifts(uint32_t dtype, const uint8_t *const *row, uint32_t rows, uint32_t n,
                         uint8_t *shifts)
 {

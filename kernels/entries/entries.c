@@ -229,7 +229,8 @@ static bool may_take(const struct ucm_entries *s, uint32_t entry, uint32_t reque
            s->held[holder] > s->floor[holder];
 }
 
-/* Of the group at the hand, which goes on to the next; UCM_ENTRIES_NONE if none may be taken. */
+/* The oldest entry of the group at the hand, which moves on to the next; UCM_ENTRIES_NONE if none
+ * may be taken. */
 static int32_t oldest_of_group(struct ucm_entries *s, uint32_t request, bool floors)
 {
     uint32_t first = s->step->hand++ % s->groups * UCM_ENTRIES_GROUP;

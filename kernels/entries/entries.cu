@@ -65,7 +65,7 @@ static __device__ __forceinline__ void await_last(void)
 
 /* ---- a step ---- */
 
-/* By one thread. Of a step that never ended, misses are forgotten. attended: or NULL. */
+/* By one thread. Forgets misses of a step that never ended. attended: or NULL. */
 extern "C" __global__ void ucm_entries_next(const __grid_constant__ struct ucm_entries s,
                                           struct ucm_entries_attended *attended)
 {
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(UCM_ENTRIES_CUDA_RESOLVE)
                      lists.request[sequence]);
 }
 
-/* The step's last launch, by one thread. Who reads the word's step sees what belongs to it. */
+/* The step's last launch, by one thread. A reader of the word's step sees what belongs to it. */
 extern "C" __global__ void ucm_entries_end(const __grid_constant__ struct ucm_entries s,
                                          const struct ucm_entries_attended *attended,
                                          struct ucm_entries_word *word)

@@ -1,6 +1,6 @@
-/* Who lies in which entry of a worker's pool on the GPU. entries.c is the reference; the same steps run on the device, in any
- * number of threads, on the same arrays. Nothing here allocates, locks or copies KV: the caller brings memory, and says
- * when bytes are there.
+/* Which block lies in which entry of a worker's pool on the GPU. entries.c is the reference; the
+ * same steps run on the device, in any number of threads, on the same arrays. Nothing here
+ * allocates, locks or copies KV: the caller brings memory, and says when bytes are there.
  *
  * A *layer head* is what all entries hold of a block: the K and V of one layer, or of one KV head of one layer. A *number* stands
  * for a block: its row in the worker's summaries region. Requests with a common prefix have the same numbers, and so the
@@ -8,8 +8,8 @@
  *
  * A step is one decode of a batch. It has a number, above those of the steps before, and goes through the layers
  * in order. In each of them:
- *   resolve  looks up what the layer's lists chose. What is resident gets the step's stamp. What is not is put on
- *            the list of misses, once, however many lists want it.
+ *   resolve looks up what the layer's lists chose. A resident block gets the step's stamp. A
+ *            missing one is put on the list of misses once, however many lists want it.
  *   take     gives each miss an entry, whose old owner is then not resident.
  *   (copy)   somebody brings the bytes, through a mapping or by a gather.
  *   publish  ends each miss: its bytes are there, and from now on the key is resident; or they are not, and the key is
@@ -23,12 +23,12 @@
  * served: they choose the same blocks again, so they stamp them before a later layer takes an entry. Each run therefore
  * gets at least one layer further, and a step ends after as many runs as it has layers, however large the pool is.
  *
- * Which entry is taken. A hand goes around the pool in groups of UCM_ENTRIES_GROUP. A miss takes, of the group at
- * the hand, the entry with the oldest stamp, free ones first, the first of equals; and the hand goes on to the next
- * group. An entry is passed over
+ * Which entry is taken. A hand goes around the pool in groups of UCM_ENTRIES_GROUP. A miss takes
+ * the entry with the oldest stamp of the group at the hand: free ones first, ties to the lower
+ * index. The hand then moves on to the next group. An entry is passed over
  * - always if it has this step's stamp;
- * - at first, if another request has it and no more than its floor. When the hand has gone around and found
- *   nothing, floors no longer count: a step that fits the pool is never stopped by one.
+ * - at first, if another request has it and is at or below its floor. When the hand has gone around
+ *   and found nothing, floors no longer count: a step that fits the pool is never stopped by one.
  * This rule misses at most 3 % more often than LRU, looks at one stamp an entry, and writes nothing
  * to entries that it passes. A sum of score and age keeps what scored well long ago: up to twice
  * the misses. A step at 1/32 of the context misses 2.1 % with entries of one KV head in 2.6 steps'
@@ -118,7 +118,8 @@ struct ucm_entries {
 /* 0; or -EINVAL, and why says which field is wrong. */
 int ucm_entries_check(const struct ucm_entries_shape *shape, char why[UCM_ENTRIES_WHY]);
 
-/* Of a shape that ucm_entries_check accepts. memory: aligned to 64; only its address is used. */
+/* Bytes for a shape that ucm_entries_check accepts. memory: aligned to 64; only its address is
+ * used. */
 size_t ucm_entries_bytes(const struct ucm_entries_shape *shape);
 void ucm_entries_layout(struct ucm_entries *s, const struct ucm_entries_shape *shape, void *memory);
 

@@ -16,22 +16,24 @@
  * miss at a time the arrays are the same. FULL can be set while another warp only looks at the last entry that could be
  * taken, and floors_broken can count for the same reason; both are safe.
  *
- * Memory order. State is read and written by atomics or by loads that pass the L1 cache. A thread block that takes a
- * entry has claimed it by a compare-and-swap on its stamp, from an old one to this step's. From then on it alone touches
- * the entry's key, request and bytes, until it publishes, or frees the entry by setting the stamp to 0 after a fence.
- * Attention sees bytes and table in a later launch; or alongside the gather by a load of entry_of that acquires: the item is
+ * Memory order. State is read and written by atomics or by loads that pass the L1 cache. A thread
+ * block that takes an entry has claimed it by a compare-and-swap on its stamp, from an old one to
+ * this step's. From then on it alone touches the entry's key, request and bytes, until it
+ * publishes, or frees the entry by setting the stamp to 0 after a fence. Attention sees bytes and
+ * table in a later launch; or alongside the gather by a load of entry_of that acquires: the item is
  * written after a fence by each thread that copied.
  *
  * Windows. The host (or a DMA engine that the host starts) changes a place's bytes between making its sequence number odd, a
  * full fence after that, and making it even again, which is a release. The gather loads the sequence number with
  * ld.acquire.sys by one thread, and copies after a barrier with loads of scope system, which no cache of the GPU answers
  * from an earlier one. Each thread then has a fence.acq_rel.sys, which waits for its loads; after a barrier
- * one thread loads the sequence number again. If both are what was told, no byte had changed: a load that saw a byte of
- * the next content was answered by the host's memory after the odd sequence number was there, so the last load, which is issued
- * after that answer came, sees it too. This takes from the hardware that the host's memory is coherent for the GPU's reads over
- * the bus, that a read's answer is not older than a read whose answer came before it was issued, and that the bytes that
- * a DMA engine writes are not seen before what the CPU had made visible before it started the engine. x86 and PCIe give
- * all three; a bus with relaxed ordering of reads does too, because the fence waits for the answers. */
+ * one thread loads the sequence number again. If both match the announced number, no byte had
+ * changed: a load of the next content was answered after the odd sequence number was there, so the
+ * last load, issued after that answer, sees it too. This assumes that the host's memory is coherent
+ * for the GPU's reads over the bus, that a read's answer is not older than a read whose answer came
+ * before it was issued, and that the bytes that a DMA engine writes are not seen before what the
+ * CPU had made visible before it started the engine. x86 and PCIe give all three; a bus with
+ * relaxed ordering of reads does too, because the fence waits for the answers. */
 #ifndef UCM_KERNELS_ENTRIES_CUDA_H
 #define UCM_KERNELS_ENTRIES_CUDA_H
 
@@ -89,9 +91,9 @@ struct ucm_entries_gather {
     uint32_t heads;  /* layer heads of a layer */
     uint32_t planes;
     struct ucm_entries_plane plane[UCM_ENTRIES_CUDA_PLANES];
-    /* Of the launch's layer: the engine's pages, which hold a block's layer as the window does, and which of them has a
-     * number's block. Such a block is copied from there. Nobody writes to a complete block's page, so there is no sequence
-     * number. */
+    /* For the launch's layer: the engine's pages, which have a block's layer in the same form as
+     * the shared mapping, and the page of each number's block. Such a block is copied from there.
+     * Nobody writes to a complete block's page, so there is no sequence number. */
     uint64_t pages, page_stride;
     const int32_t *page_of; /* [numbers], -1: none; NULL: nobody's */
     uint32_t page_bound;

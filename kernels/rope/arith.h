@@ -6,7 +6,7 @@
 #include "kernels/encoding/arith.h"
 #include "kernels/rope/rope.h"
 
-/* Of one pair, each product and each sum rounded. */
+/* Rotates one pair; each product and each sum is rounded. */
 UCM_HD float ucm_rope_x(float x, float y, struct ucm_rope_angle a)
 {
     return x * a.cos - y * a.sin;

@@ -120,7 +120,7 @@ uint32_t ucm_rope_element_bytes(const struct ucm_rope_spec *spec)
     return spec->dtype == UCM_ROPE_F32 ? 4 : spec->dtype == UCM_ROPE_FP8_E4M3 ? 1 : 2;
 }
 
-/* Of a row. */
+/* Tokens of a row. */
 static uint32_t ucm_rope_tokens(const struct ucm_rope_spec *spec)
 {
     return spec->run > 1 ? spec->run : 1;

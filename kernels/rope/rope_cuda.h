@@ -61,7 +61,7 @@ static inline uint32_t ucm_rope_tables_most(const struct ucm_rope_spec *s)
     return UCM_ROPE_TABLES_BYTES / ucm_rope_tables_bytes(s, 1);
 }
 
-/* Of a fragment: those of K's rows, then those of the bytes before and after it. */
+/* Tiles of a fragment: those of K's rows, then those of the bytes before and after it. */
 static inline uint32_t ucm_rope_tiles(const struct ucm_rope_spec *s, uint32_t largest_fragment)
 {
     return ucm_rope_k_tiles(s) + ucm_copy_tiles(largest_fragment) + 2;

@@ -29,7 +29,7 @@ struct ucm_budget_rule {
     uint32_t least;        /* blocks */
 };
 
-/* Of one layer of one request; 8 bytes, plain data. */
+/* The state of one layer of one request; 8 bytes, plain data. */
 struct ucm_budget {
     uint32_t blocks;
     uint32_t calm; /* steps in a row that covered the goal, since the last change */

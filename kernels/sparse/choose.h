@@ -16,7 +16,7 @@
 #define DIGITS (1u << 11)      /* keys are 11, 11 and 10 bits */
 #define FIRST_SHIFT 21
 
-/* Of the candidates with a digit. */
+/* Sums over the candidates with a digit. */
 struct choose_sums {
     uint64_t mass[DIGITS];
     uint32_t count[DIGITS];
@@ -63,10 +63,10 @@ uint64_t choose_mass(const struct ucm_choose_spec *spec, uint64_t total, uint64_
  * but those. */
 struct choose_need choose_need(const struct ucm_choose_spec *spec, uint32_t n, uint32_t room,
                                uint32_t poisoned, uint64_t mass);
-/* The digit in which the taking ends; what the digits above it hold is taken off the need, which
- * counts no more than all of them hold. */
+/* The digit at which the selection ends. Subtracts the candidates of higher digits from the need,
+ * which counts at most all candidates. */
 uint32_t choose_walk(const struct choose_sums *sums, bool weighed, struct choose_need *need);
-/* Of n blocks with one key, and so one weight: how many. */
+/* How many of n blocks with the same key, and so the same weight, are taken. */
 uint32_t choose_ties(uint32_t n, uint64_t mass, const struct choose_need *need);
 
 #endif

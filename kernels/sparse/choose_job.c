@@ -7,7 +7,7 @@
 
 enum step { STEP_TOP, STEP_DIGIT_1, STEP_DIGIT_2, STEP_DIGIT_3, STEP_PUT };
 
-/* Of blocks [first, first + n), between the windows. */
+/* State of blocks [first, first + n), between the windows. */
 struct ucm_choose_chunk {
     uint32_t first, n;
     float top;           /* mass */
@@ -116,7 +116,8 @@ static void digits_1(struct ucm_choose_job *job, struct ucm_choose_chunk *k)
     k->sums.count[POISON_KEY >> FIRST_SHIFT] = 0; /* they are no candidates */
 }
 
-/* Of the keys that begin with job->prefix. Without branches that depend on scores. */
+/* Counts the next digit of keys that begin with job->prefix, without branches that depend on
+ * scores. */
 static void digits_more(struct ucm_choose_job *job, struct ucm_choose_chunk *k, uint32_t above,
                         uint32_t shift)
 {

@@ -18,7 +18,7 @@ struct __align__(16) agreement : counts {
     uint32_t all[KEY_BYTES][BYTE];   /* of all of the list's */
     uint32_t top[QUERIES];           /* of this thread block's: keys */
     uint32_t low[QUERIES], high[QUERIES]; /* sums of weights' low 16 bits, and of the others */
-    /* Of each thread block of the cluster. */
+    /* For each thread block of the cluster. */
     uint32_t tops[CLUSTER][QUERIES];
     uint64_t sums[CLUSTER][QUERIES];
     uint32_t chosens[CLUSTER];

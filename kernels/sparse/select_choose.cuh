@@ -20,7 +20,7 @@ struct found {
 /* Where a choice ends, as far as the first digits say. */
 struct first_cut {
     uint32_t poison; /* blocks with +inf, which is a digit of its own */
-    uint32_t need;   /* without the windows and them; 0: no more than they */
+    uint32_t need;   /* without the windows and them; 0: they suffice */
     int32_t digit;   /* -1: all are taken */
 };
 
@@ -144,7 +144,7 @@ static __device__ __forceinline__ void sort_candidates(const struct found *f, ui
     __syncthreads();
 }
 
-/* Of at most CLOSE candidates the best `need`: each is compared with all others. */
+/* Takes the best `need` of at most CLOSE candidates: compares each with all others. */
 static __device__ __forceinline__ void take_best(struct close *close, uint32_t need, uint32_t *chosen)
 {
     uint32_t n = close->n, at = threadIdx.x / 2, better = 0, key, block;

@@ -101,7 +101,7 @@ static __device__ __forceinline__ uint32_t high_mask(const float q[4])
     return mask;
 }
 
-/* Of a prepared query for box, after its channels: the masks of each four, and the sum of all |q|. */
+/* A prepared query for box has, after its channels, the masks of each four, and the sum of all |q|. */
 static __device__ __forceinline__ const uint32_t *query_masks(args_t a, const float *query)
 {
     return (const uint32_t *)(query + a.padded);

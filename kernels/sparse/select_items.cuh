@@ -31,7 +31,7 @@ static __device__ __forceinline__ uint32_t sequence_blocks(args_t a, uint32_t se
     return n < 0 ? 0 : min((uint32_t)n, a.max_blocks);
 }
 
-/* Of an item where sequences share the launch, at most: their ends leave small tiles. */
+/* Blocks of an item, at most, if sequences share the launch: their ends leave small tiles. */
 #define SHARED_TILE 256u
 
 /* So many blocks that each thread block gets as many tiles, and few of them. */

@@ -40,7 +40,7 @@ static __device__ __forceinline__ void int4_to_floats(uint32_t word, float out[4
     bytes_to_floats(word ^ 0x08080808u, 0x1.00001p23f, out);
 }
 
-/* Of 16 bytes with 32 channels of 4 bits, a thread's 4 lie in word part % 4. */
+/* 16 bytes have 32 channels of 4 bits; a thread's 4 lie in word part % 4. */
 static __device__ __forceinline__ uint32_t half_channels(uint32_t word, uint32_t part)
 {
     return word >> part / 4 * 4 & 0x0f0f0f0fu;

@@ -45,7 +45,7 @@ static __device__ __forceinline__ int32_t walk_counts(const uint32_t count[4], u
     return digit;
 }
 
-/* Of the digits at `from`, those that walk_counts wants of a thread. */
+/* The thread's digits at `from`, as walk_counts wants them. */
 static __device__ __forceinline__ uint4 *own_digits(uint32_t *from)
 {
     static_assert(DIGITS == 4 * THREADS, "a thread has four digits");

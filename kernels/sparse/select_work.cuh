@@ -61,7 +61,7 @@ static __device__ __forceinline__ uint64_t *summaries_at(args_t a)
 
 static_assert(UCM_SELECT_CUDA_TILE <= THREADS, "a thread has one block");
 
-/* Of the tile's block that is this thread's. */
+/* The number of this thread's block of the tile. */
 static __device__ __forceinline__ uint32_t block_number(args_t a, const struct tile &t)
 {
     if (threadIdx.x >= t.count)

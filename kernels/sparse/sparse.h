@@ -23,8 +23,8 @@
 #define UCM_KV_TOKENS_MAX 1024
 #define UCM_KV_HEADS_MAX 1024
 #define UCM_KV_HEAD_DIM_MAX 1024
-/* Of K, and of V, of one layer of a block: a thread that has begun a summary can't be stopped, so the
- * largest takes some 60 ms. */
+/* Elements of K, and of V, of one layer of a block. A thread that has begun a summary can't be
+ * stopped; the largest takes some 60 ms. */
 #define UCM_KV_ELEMENTS_MAX (UINT64_C(1) << 22)
 #define UCM_SUMMARY_CHOSEN_MAX 32
 #define UCM_KV_OFFSET_MAX (UINT64_C(1) << 40) /* of offsets and strides */

@@ -1,5 +1,5 @@
-/* What select_stream.cu and client/cuda/sparse_stream.c agree on. Of a thread block's warps one
- * brings tiles of whole summaries, eight score them, and eight choose from lists whose scores are
+/* What select_stream.cu and client/cuda/sparse_stream.c agree on. In a thread block one warp loads
+ * tiles of whole summaries, eight score them, and eight choose from lists whose scores are
  * complete, so memory is read during choices. For launches by softmax whose lists have no clusters:
  * 50 sequences of 8,192 blocks take 787 us in place of 1,083 on an H200. A list's scores must fit
  * next to two tiles. */

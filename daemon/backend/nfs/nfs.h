@@ -138,7 +138,7 @@ struct nfs_task {
     int status;
     unsigned awaiting, attempts, turns;
     struct ucm_backend_result result;
-    /* Of this attempt. */
+    /* State of this attempt. */
     struct nfs_handle *wanted; /* a handle that is looked up */
     struct nfs_handle directory, file;
     bool by_known;      /* READ: `file` is a handle that was kept */

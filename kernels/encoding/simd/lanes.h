@@ -37,7 +37,7 @@ VEC_INLINE vec_u vec_select(vec_u mask, vec_u yes, vec_u no)
     return (yes & mask) | (no & ~mask);
 }
 
-/* Of values below 2^31. */
+/* For values below 2^31. */
 VEC_INLINE vec_u vec_max_u(vec_u a, vec_u b)
 {
 #if VEC == 16

@@ -12,7 +12,7 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* Of a row's channels: 0, or the sign bit of those that the rotation negates; and 1 with that
+/* For a row's channels: 0, or the sign bit if the rotation negates the channel; and 1 with that
  * sign. */
 struct signs {
     uint32_t bit[UCM_ENCODING_DIM_MAX];
@@ -273,7 +273,7 @@ static uint32_t centre(struct tile *t, uint8_t *codes, bool *has)
 
 /* ---- levelling ---- */
 
-/* Of n bytes, those that are below `bound`, which is 1 to 255. */
+/* The number of n bytes that are below `bound`, which is 1 to 255. */
 VEC_INLINE uint32_t count_below(const uint8_t *x, uint32_t n, uint32_t bound)
 {
     __m128i most = _mm_set1_epi8((char)(bound - 1));

@@ -210,7 +210,7 @@ LANES_INLINE vec add_quarters(vec a, vec b)
     return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
 }
 
-/* Of four folds: 4 sums each. */
+/* The sums of four folds, 4 lanes each. */
 LANES_INLINE vec add_four(const vec *f)
 {
     return add_quarters(add_halves(f[0], f[1]), add_halves(f[2], f[3]));
