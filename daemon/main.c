@@ -2,7 +2,7 @@
 #include "daemon/config/config.h"
 #include "daemon/config/unit.h"
 #include "daemon/server.h"
-#include "daemon/share/process/sandbox.h"
+#include "daemon/shared/process/sandbox.h"
 #include "daemon/usage.h"
 #include "proto/build.h"
 #include "proto/errors.h"

@@ -28,7 +28,7 @@ struct server {
     struct snapshot *snapshot; /* NULL: DRAM ends with the daemon */
     const struct tier_ops *tier_ops;
     struct tier *tier;             /* NULL, and tier_ops too: the configuration wants no tier */
-    struct share *share;           /* NULL: nothing is shared with other hosts */
+    struct shared *shared;         /* NULL: nothing is shared with other hosts */
     struct encryption *encryption; /* NULL: nothing is encrypted */
     struct device_set *devices;
     struct requests *requests;

@@ -16,7 +16,7 @@
 #include "daemon/modules.h"
 #include "daemon/observe/observe.h"
 #include "daemon/request/request.h"
-#include "daemon/share/share.h"
+#include "daemon/shared/shared.h"
 #include "daemon/snapshot/snapshot.h"
 #include "proto/build.h"
 
@@ -249,7 +249,7 @@ static uint64_t index_blocks_most(const struct config *c)
 {
     uint64_t fit = c->arena_size / ARENA_ALIGN + BLOCKS_COMING;
 
-    if (c->nvme_paths.n > 0 || c->share_roots.n > 0 || c->index_max_blocks < fit)
+    if (c->nvme_paths.n > 0 || c->shared_roots.n > 0 || c->index_max_blocks < fit)
         return c->index_max_blocks;
     return fit;
 }
@@ -281,7 +281,7 @@ static int cache_init(struct server *s, struct ucm_error *e)
     cc.write_reused = c->nvme_admission == CONFIG_ADMIT_REUSE;
     cc.write_learned = c->nvme_admission == CONFIG_ADMIT_LEARNED;
     cc.backlog_bytes = c->nvme_backlog < c->arena_size / 2 ? c->nvme_backlog : c->arena_size / 2;
-    cc.share_reused = c->share_admission == CONFIG_ADMIT_REUSE;
+    cc.shared_reused = c->shared_admission == CONFIG_ADMIT_REUSE;
     cc.shared_blocks = c->index_max_blocks / 4;
     cc.index = s->index;
     cc.policy = s->policy;
@@ -292,14 +292,14 @@ static int cache_init(struct server *s, struct ucm_error *e)
 }
 
 /* Does no I/O on roots yet: a server that hangs does not delay the start. */
-static int share_init(struct server *s, struct ucm_error *e)
+static int shared_init(struct server *s, struct ucm_error *e)
 {
     int rc =
-        share_open(&s->loop, &s->deadlines, &s->config, s->encryption, &s->metrics, &s->share, e);
+        shared_open(&s->loop, &s->deadlines, &s->config, s->encryption, &s->metrics, &s->shared, e);
 
-    if (rc == 0 && s->share) {
-        cache_share_attach(s->cache, s->share);
-        share_quotas(s->share, tenant_share_quota, index_tenants(s->index));
+    if (rc == 0 && s->shared) {
+        cache_shared_attach(s->cache, s->shared);
+        shared_quotas(s->shared, tenant_shared_quota, index_tenants(s->index));
     }
     return rc;
 }
@@ -342,7 +342,7 @@ static int front_init(struct server *s, struct ucm_error *e)
         .devices = s->devices,
         .tier_ops = s->tier_ops,
         .tier = s->tier,
-        .share = s->share,
+        .shared = s->shared,
         .encryption = s->encryption,
         .snapshot = s->snapshot,
         .commit = ucm_build_commit,
@@ -423,7 +423,7 @@ int server_new(struct config *config, const struct server_sources *sources, stru
     if (rc == 0)
         rc = cache_init(s, e);
     if (rc == 0)
-        rc = share_init(s, e);
+        rc = shared_init(s, e);
     if (rc == 0)
         rc = front_init(s, e);
     if (rc == 0)

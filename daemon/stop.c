@@ -10,7 +10,7 @@
 #include "daemon/modules.h"
 #include "daemon/observe/observe.h"
 #include "daemon/request/request.h"
-#include "daemon/share/share.h"
+#include "daemon/shared/shared.h"
 #include "daemon/snapshot/snapshot.h"
 
 #include <inttypes.h>
@@ -69,9 +69,9 @@ static void tier_stop(struct server *s)
     (void)alarm(0);
 }
 
-static uint32_t server_share_busy(const struct server *s)
+static uint32_t server_shared_busy(const struct server *s)
 {
-    return s->share ? share_busy(s->share) : 0;
+    return s->shared ? shared_busy(s->shared) : 0;
 }
 
 static void modules_free(struct server *s)
@@ -82,7 +82,7 @@ static void modules_free(struct server *s)
     requests_free(s->requests);
     s->requests = NULL;
     tier_stop(s);
-    share_close(s->share);
+    shared_close(s->shared);
     encryption_close(s->encryption);
     device_set_free(s->devices);
     cache_free(s->cache);
@@ -135,8 +135,8 @@ static void stop_tick_cb(uv_timer_t *timer)
         requests_stop_all(s->requests);
         cache_stop_writing(s->cache);
         snapshot_load_stop(s->snapshot);
-        if (s->share)
-            share_stop(s->share);
+        if (s->shared)
+            shared_stop(s->shared);
         s->state = DROPPING;
         /* As long again for copies under way; then the daemon exits even if one never ends. */
         s->stop_at_ms = uv_now(&s->loop) + s->config.drain_ms + 1000;
@@ -151,10 +151,10 @@ static void stop_tick_cb(uv_timer_t *timer)
     /* Builds outlive the sessions that asked for them. */
     if (requests_active(s->requests) == 0 && requests_sessions(s->requests) == 0 &&
         cache_tier_busy(s->cache) == 0 && cache_moves(s->cache) == 0) {
-        if (server_share_busy(s) == 0)
+        if (server_shared_busy(s) == 0)
             stop_last(s);
         else if (late)
-            share_give_up(s->share);
+            shared_give_up(s->shared);
     } else if (late) {
         log_error("server", "stop-forced", "requests=%u sessions=%u tier=%u relocations=%u",
                   requests_active(s->requests), requests_sessions(s->requests),

@@ -289,8 +289,8 @@ enum ucm_handle_kind {
  * each: look at each key by itself.
  * lease_ms: take a lease for so long; 0: none.
  * shared: tell apart what must be read from the shared tier.
- * wait_ms: for the shared tier, at most; 0: `share.lookup_deadline`, with `nowait` 1
- *   `share.deadline`.
+ * wait_ms: for the shared tier, at most; 0: `shared.lookup_deadline`, with `nowait` 1
+ *   `shared.deadline`.
  * request: the engine's id of its request, for `trace`.
  * nowait: enum ucm_lookup_nowait. */
 #define UCM_MSG_LOOKUP(F, m)                                                                       \
@@ -480,7 +480,7 @@ enum ucm_durability {
     M(LS, ls, "ls", ls, free_map)                                                                  \
     M(INSPECT, inspect, "inspect", key, free_map)                                                  \
     M(VERIFY, verify, "verify", ls, verify_r)                                                      \
-    M(SHARE_COLLECT, share_collect, "share.collect", collect, collect_r)                           \
+    M(SHARED_GC, shared_gc, "shared.gc", collect, collect_r)                                       \
     M(TRACE, trace, "trace", trace, free_map)                                                      \
     M(SUMMARY_OPEN, summary_open, "summary.open", summary_open, summary_open_r)                    \
     M(SUMMARY_BUILD, summary_build, "summary.build", summary_build, blocks_r)                      \

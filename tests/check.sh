@@ -151,7 +151,7 @@ criterion() {
     local log=$results/$label/$name
     # They wait more than they work.
     jobs=$((2 * $(nproc)))
-    # With the real master one test at a time: some stop it. Without, the client is played, as it is for test_share_mooncake_hosts.py.
+    # With the real master one test at a time: some stop it. Without, the client is played, as it is for test_shared_mooncake_hosts.py.
     if [ "$name" = mooncake ] && [ -x "$mooncake" ]; then
         jobs=1
         export UCM_MOONCAKE_PYTHON=$mooncake
@@ -257,9 +257,9 @@ environment() {
 
 # pythons PHASE: the longest first. A sanitizer sees the daemon alongside clients that mean no good; ThreadSanitizer where it has most threads.
 pythons() {
-    local topic name file hostile=(integration/test_{protocol,protocol_blocks,encoding_hostile,limits,held_up,turns,proof,share_hangs,share_attempts}.py
+    local topic name file hostile=(integration/test_{protocol,protocol_blocks,encoding_hostile,limits,held_up,turns,proof,shared_hangs,shared_attempts}.py
         integration/test_{mapping,events_zmq}.py fault/test_retrieval_random.py fuzz/live/test_live.py)
-    local threads=(fault/test_{hosts,retrieval_random}.py integration/test_{mapping,gather_nvme,encoding_life,share_hangs}.py)
+    local threads=(fault/test_{hosts,retrieval_random}.py integration/test_{mapping,gather_nvme,encoding_life,shared_hangs}.py)
     case $1 in
     asan) printf 'tests/%s\n' "${hostile[@]}" && return ;;
     tsan) printf 'tests/%s\n' "${threads[@]}" && return ;;
@@ -270,8 +270,8 @@ pythons() {
         return
         ;;
     esac
-    for file in tests/integration/test_{share_s3_hosts,share_roots,plugins_trouble,health,bench_serve,encryption_share,vllm_trouble,install,turns}.py \
-        tests/integration/test_{forms,encryption,encryption_keys,tenants,share_hangs,mapping,vllm_connector,purge,trtllm,observe,service,vllm_layer_stores,events,limits,vllm_stages,ucmctl_host}.py \
+    for file in tests/integration/test_{shared_s3_hosts,shared_roots,plugins_trouble,health,bench_serve,encryption_shared,vllm_trouble,install,turns}.py \
+        tests/integration/test_{forms,encryption,encryption_keys,tenants,shared_hangs,mapping,vllm_connector,purge,trtllm,observe,service,vllm_layer_stores,events,limits,vllm_stages,ucmctl_host}.py \
         tests/fault/test_hosts.py tests/integration/test_{vllm_hybrid,fairness,few_files,vllm_encoding}.py \
         tests/integration/*.py tests/fault/*.py; do
         ! grep -qs 'unittest\.main' "$file" || echo "$file"

@@ -53,7 +53,7 @@ check-mooncake: setup ## roots that are Mooncake stores, with a real master; its
 	UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCMD=$(abspath $O)/ucmd \
 	    $O/check/mooncake --timeout 120 -j1
 	UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCMD=$(abspath $O)/ucmd UCMCTL=$(abspath $O)/ucmctl \
-	    /usr/bin/python3 -B tests/integration/test_share_mooncake_hosts.py
+	    /usr/bin/python3 -B tests/integration/test_shared_mooncake_hosts.py
 
 check-system: ## the shipped units, an operator's day under a real systemd, and the image; needs root (TEST=Class.test: one)
 	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_DEB) debootstrap lintian util-linux python3-swift $(PKG_IMAGE))
@@ -177,9 +177,9 @@ $O/obj/tests/runner/bytes.o: override SANFLAGS :=
 # What modules need beyond their own sources and the archives, of which a program gets only what it names.
 TEST_OBJ_tools := $(BENCH_OBJ)
 TEST_OBJ_sparse := $(ATTEND_OBJ) $(call obj,$(SLOTS_SRC))
-TEST_OBJ_cache := $(call obj,tests/unit/share_fake.c)
+TEST_OBJ_cache := $(call obj,tests/unit/shared_fake.c)
 TEST_OBJ_request := $(TEST_OBJ_cache)
-TEST_OBJ_share := $(call obj,daemon/backend/directory/directory.c daemon/backend/directory/uncached.c)
+TEST_OBJ_shared := $(call obj,daemon/backend/directory/directory.c daemon/backend/directory/uncached.c)
 TEST_OBJ_cuda := $(CUDA_CLIENT) $(SPARSE_CUDA_OBJ)
 TEST_OBJ_fault := $(call obj,tests/integration/harness.c)
 TEST_LIBS_cuda := -Wl,--wrap=job_clock_ms $(addprefix -Wl$(comma)--wrap=ucm_mapping_,info ranges release address)

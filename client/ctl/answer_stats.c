@@ -127,6 +127,6 @@ void answer_exposition(const msgpack_object *stats, struct exposition *x)
     list_read(stats, METRIC_LIST_TENANTS, EXPOSITION_TENANTS, x);
     for (uint32_t i = 0; i < x->n_roots; i++)
         x->root[i].state =
-            find(answer_text(answer_at(stats, "shares", i), "health", text, sizeof text),
+            find(answer_text(answer_at(stats, "shared_roots", i), "health", text, sizeof text),
                  root_state_names, ROOT_STATES);
 }

@@ -1,5 +1,6 @@
-/* key files: which keys have encrypted the files of a root that is a directory here. A file names its key in its header alone, so this
- * reads the beginning of each file. It asks no daemon, changes nothing, and needs no key. */
+/* key files: which keys have encrypted the files of a root that is a directory here. A file names
+ * its key in its header alone, so this reads the beginning of each file. It asks no daemon, changes
+ * nothing, and needs no key. */
 #include "client/ctl/ctl.h"
 #include "daemon/format/block_header.h"
 
@@ -186,9 +187,10 @@ int key_files(const struct args *a, const char *directory)
     int rc = f ? root_look(f, directory) : -ENOMEM;
 
     if (rc < 0) {
-        fprintf(stderr,
-                "ucmctl: %s: %s; name the directory of a root (share.roots), where it is mounted\n",
-                directory, strerror(-rc));
+        fprintf(
+            stderr,
+            "ucmctl: %s: %s; name the directory of a root (shared.roots), where it is mounted\n",
+            directory, strerror(-rc));
         free(f);
         return CTL_ERROR;
     }

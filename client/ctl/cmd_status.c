@@ -8,9 +8,10 @@
 static cJSON *status_json(const struct args *a, const msgpack_object *stats,
                           const msgpack_object *health)
 {
-    static const char *const from_stats[] = {
-        "version", "instance", "pid",    "uptime_ms", "policy",     "metrics", "tiers",   "shares",
-        "devices", "nodes",    "limits", "tenants",   "histograms", "reuse",   "bypassed"};
+    static const char *const from_stats[] = {"version",    "instance", "pid",     "uptime_ms",
+                                             "policy",     "metrics",  "tiers",   "shared_roots",
+                                             "devices",    "nodes",    "limits",  "tenants",
+                                             "histograms", "reuse",    "bypassed"};
     const msgpack_object *status = answer_get(health, "status"),
                          *reasons = answer_get(health, "reasons");
     const struct ctl *c = a->ctx;
@@ -160,16 +161,16 @@ static void print_process(const msgpack_object *o)
         printf(", ended %" PRIu64 " times", answer_u64(o, "backend_ends"));
 }
 
-static void print_shares(const msgpack_object *stats)
+static void print_roots(const msgpack_object *stats)
 {
     char used[HUMAN_BYTES], name[128], health[32], reason[160];
 
-    for (uint32_t i = 0; i < answer_count(stats, "shares"); i++) {
-        const msgpack_object *o = answer_at(stats, "shares", i);
+    for (uint32_t i = 0; i < answer_count(stats, "shared_roots"); i++) {
+        const msgpack_object *o = answer_at(stats, "shared_roots", i);
         const char *why = answer_text(o, "reason", reason, sizeof reason);
         bool up = strcmp(answer_text(o, "health", health, sizeof health), "up") == 0;
 
-        printf("share      %s: %s, %s used, %.1f ms", answer_text(o, "name", name, sizeof name),
+        printf("shared     %s: %s, %s used, %.1f ms", answer_text(o, "name", name, sizeof name),
                health, human_bytes(used, answer_u64(o, "used_bytes")),
                (double)answer_u64(o, "latency_us") / 1000);
         print_process(o);
@@ -219,7 +220,7 @@ static void print_status(const struct args *a, const msgpack_object *stats,
     print_nodes(stats);
     print_mappings(m);
     print_tiers(stats);
-    print_shares(stats);
+    print_roots(stats);
     print_reuse(stats);
     print_devices(stats);
 }
@@ -243,8 +244,8 @@ int cmd_status(const struct args *a)
     return rc;
 }
 
-/* The exit status of what the daemon says of itself. --live: any answer will do. --ready: it serves,
- * with less than all of its cache too. */
+/* The exit status of what the daemon says of itself. --live: any answer will do. --ready: it
+ * serves, with less than all of its cache too. */
 static int health_exit(const struct args *a, const char *status)
 {
     if (args_given(a, "live"))

@@ -104,7 +104,7 @@ static int tenants_print(cJSON **all, uint32_t n)
         bytes_cell(&t, all[i], "nvme_bytes");
         bounds_cell(&t, all[i], "given_nvme_guaranteed", "given_nvme_most");
         bytes_cell(&t, all[i], "shared_bytes");
-        bounds_cell(&t, all[i], "given_share_guaranteed", "given_share_most");
+        bounds_cell(&t, all[i], "given_shared_guaranteed", "given_shared_most");
         table_cell(&t, "%llu", (unsigned long long)number_of(all[i], "given_weight"));
         obtained_cell(&t, all[i], "bus_contended_bytes", "bus_due_bytes");
         obtained_cell(&t, all[i], "nvme_contended_bytes", "nvme_due_bytes");

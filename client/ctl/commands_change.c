@@ -5,8 +5,8 @@
 #define MAX_SETTINGS_WORDS 64
 
 static const struct arg_option evict_options[] = {
-    {"tier", ARG_CHOICE, "all|dram|nvme|share",
-     "where from; dram leaves other copies, share is for all hosts", "all", 0, 0},
+    {"tier", ARG_CHOICE, "all|dram|nvme|shared",
+     "where from; dram leaves other copies, shared is for all hosts", "all", 0, 0},
     {"yes", ARG_FLAG, NULL, "do not ask", NULL, 0, 0},
 };
 
@@ -22,7 +22,7 @@ static const struct arg_option bypass_options[] = {
 static const struct program_command commands[] = {
     {"evict", "NS [KEY...]", "Drop blocks that are neither pinned nor in use",
      "Without keys it drops every block of the namespace, and asks first; without a\n"
-     "terminal it needs --yes. The tiers all and share remove files that other hosts\n"
+     "terminal it needs --yes. The tiers all and shared remove files that other hosts\n"
      "use, too.\n\n"
      "Examples:\n"
      "  ucmctl evict 1 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n"

@@ -93,13 +93,13 @@ static const struct program_command commands[] = {
      "Example:\n"
      "  ucmctl inspect 1 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n",
      NULL, 0, 2, 2, cmd_inspect},
-    {"share", "[collect [ROOT]]", "The roots of the shared tier: health, use, latency, failures",
-     "collect starts a garbage collection now, on ROOT (its number or name in the list) or\n"
+    {"shared", "[gc [ROOT]]", "The roots of the shared tier: health, use, latency, failures",
+     "gc starts a garbage collection now, on ROOT (its number or name in the list) or\n"
      "on all roots that take writes. It runs in the background. For operators.\n\n"
      "Examples:\n"
-     "  ucmctl share\n"
-     "  ucmctl share collect 1\n",
-     NULL, 0, 0, 2, cmd_share},
+     "  ucmctl shared\n"
+     "  ucmctl shared gc 1\n",
+     NULL, 0, 0, 2, cmd_shared},
     {"trace", "", "What requests wait for, as a file for Perfetto (ui.perfetto.dev)",
      "The file has a row for each lookup, load, gather, dump and prefetch, below the id of the\n"
      "engine's request. Gathers, which serve many requests, are below their process. A row\n"

@@ -1,9 +1,9 @@
 /* ucmctl, the operator's command line: a client of the daemon, by ucm_call.
  *
- * commands*.c have the table of commands, and each cmd_*.c implements some of them. program.h parses
- * the command line and prints help, answer.h reads the daemon's results, table.h prints tables.
- * Promise: a failure prints one sentence on standard error and sets the exit status. With --json,
- * standard output is one JSON document (one a line for `stats --watch`) and nothing else.
+ * commands*.c have the table of commands, and each cmd_*.c implements some of them. program.h
+ * parses the command line and prints help, answer.h reads the daemon's results, table.h prints
+ * tables. Promise: a failure prints one sentence on standard error and sets the exit status. With
+ * --json, standard output is one JSON document (one a line for `stats --watch`) and nothing else.
  * Threads: one. */
 #ifndef UCM_CTL_CTL_H
 #define UCM_CTL_CTL_H
@@ -31,8 +31,8 @@ struct ctl {
 /* All functions below that return int return CTL_OK, or another exit status after they printed a
  * sentence. */
 
-/* Calls a method; params as answer_call has them. On CTL_OK *out is for answer_close. The first call
- * connects. */
+/* Calls a method; params as answer_call has them. On CTL_OK *out is for answer_close. The first
+ * call connects. */
 int ctl_call(const struct args *a, enum ucm_method method, const void *params, struct answer *out);
 /* The same by answer_page. */
 int ctl_page(const struct args *a, enum ucm_method method, uint32_t ns, uint64_t limit,
@@ -42,7 +42,8 @@ int ctl_show(const struct args *a, enum ucm_method method, const void *params,
              int (*show)(const struct args *a, const msgpack_object *result));
 /* Connects, for a command that calls no method. */
 int ctl_connect(const struct args *a);
-/* The same for one that can do without a daemon: 0 or a negative enum ucm_status, and prints nothing. */
+/* The same for one that can do without a daemon: 0 or a negative enum ucm_status, and prints
+ * nothing. */
 int ctl_connect_quietly(const struct args *a);
 /* Prints and frees the document (NULL: memory ran out). */
 int ctl_print_json(cJSON *document, bool one_line);
@@ -114,7 +115,7 @@ int cmd_health(const struct args *a);
 int cmd_version(const struct args *a);
 int cmd_stats(const struct args *a);
 int cmd_top(const struct args *a);
-int cmd_share(const struct args *a);
+int cmd_shared(const struct args *a);
 int cmd_namespaces(const struct args *a);
 int cmd_tenants(const struct args *a);
 int cmd_tenant(const struct args *a);
@@ -138,8 +139,8 @@ int cmd_trace(const struct args *a);
 int cmd_events(const struct args *a);
 
 /* verify --offline: the files of an entry of nvme.paths, read without a daemon; state: nvme.state,
- * for one that is not a directory, or NULL. salvage: and repaired; lift: and taken out of quarantine. An
- * exit status: of what was found, also where it was repaired. */
+ * for one that is not a directory, or NULL. salvage: and repaired; lift: and taken out of
+ * quarantine. An exit status: of what was found, also where it was repaired. */
 int offline_verify(const char *path, const char *state, bool json, bool salvage, bool lift);
 
 /* A line for each entry of the list `bypassed`, each after `before`. */

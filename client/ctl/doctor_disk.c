@@ -112,8 +112,8 @@ static double disk_run(struct disk *k, bool write)
     return (double)atomic_load(&k->done) / (doctor_now() - start);
 }
 
-/* A file without a name, so that it goes with its descriptor whatever happens. direct: past the page
- * cache, where the file system can. A descriptor or -errno. */
+/* A file without a name, so that it goes with its descriptor whatever happens. direct: past the
+ * page cache, where the file system can. A descriptor or -errno. */
 static int file_without_name(const char *directory, bool *direct)
 {
     static const int flags[] = {O_TMPFILE | O_DIRECT, O_TMPFILE};
@@ -225,14 +225,14 @@ static unsigned cache_directories(pid_t pid, char directory[DIRECTORIES][4096])
 
 static void check_roots(struct doctor *d)
 {
-    for (uint32_t i = 0; i < answer_count(d->stats, "shares"); i++) {
-        const msgpack_object *o = answer_at(d->stats, "shares", i);
+    for (uint32_t i = 0; i < answer_count(d->stats, "shared_roots"); i++) {
+        const msgpack_object *o = answer_at(d->stats, "shared_roots", i);
         char name[512], health[32], reason[160];
 
         answer_text(o, "name", name, sizeof name);
         answer_text(o, "health", health, sizeof health);
         if (strcmp(health, "up") != 0)
-            doctor_add(d, DOCTOR_WARN, "shared root", "see 'ucmctl share'", "%s: %s: %s", name,
+            doctor_add(d, DOCTOR_WARN, "shared root", "see 'ucmctl shared'", "%s: %s: %s", name,
                        health, answer_text(o, "reason", reason, sizeof reason));
         else
             doctor_add(d, DOCTOR_OK, "shared root", NULL, "%s: up, %.1f ms", name,

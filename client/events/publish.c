@@ -13,9 +13,10 @@
 #define WAIT_MS 100
 /* Between two tries to reach the daemon. */
 #define RETRY_MS 1000
-/* From one list of all blocks to the next that somebody subscribes for: at least this, and so many times what the list took. */
+/* From one list of all blocks to the next that somebody subscribes for: at least this, and so many
+ * times what the list took. */
 #define LIST_MS 500
-#define LIST_SHARE 10
+#define LIST_SHARED 10
 #define TIMEOUT_MS 10000
 #define PAGE 1024
 /* Blocks of one batch. */
@@ -93,7 +94,8 @@ static void under(struct publisher *p, const char *topics)
 
 /* ---- namespaces ---- */
 
-/* Every {model} of a topic becomes the namespace's model, in which a comma would be another topic. */
+/* Every {model} of a topic becomes the namespace's model, in which a comma would be another
+ * topic. */
 static void topics_of(const char *form, const char *model, char out[TOPIC_BYTES])
 {
     size_t n = 0;
@@ -162,7 +164,8 @@ static void space_add(struct publisher *p, const msgpack_object *o)
     s->common.key_bytes = (uint32_t)answer_u64(o, "key_bytes");
     s->common.block_tokens = (uint32_t)answer_u64(o, "block_tokens");
     topics_of(args_text(p->a, "topic"), answer_text(o, "model", model, sizeof(model)), s->topics);
-    /* Under a topic that is new here, an earlier publisher may have told of blocks that are gone. */
+    /* Under a topic that is new here, an earlier publisher may have told of blocks that are
+     * gone. */
     if (s->told && !topics_known(p, s->topics))
         p->whole = false;
     p->spaces[p->n_spaces++] = s;
@@ -186,7 +189,8 @@ static int spaces_read(struct publisher *p)
     return 0;
 }
 
-/* Another daemon gives renumbers everything. The topics of the one before stay until they are cleared. */
+/* Another daemon gives renumbers everything. The topics of the one before stay until they are
+ * cleared. */
 static void spaces_outlive(struct publisher *p)
 {
     for (uint32_t i = 0; i < p->n_spaces; i++)
@@ -278,7 +282,7 @@ static int list_all(struct publisher *p, bool fresh)
             rc = rc == -UCM_ENOTFOUND ? 0 : rc; /* it is gone, and so are its blocks */
         }
     took_ms = now_ms() - began_ms;
-    p->list_from_ms = now_ms() + LIST_MS + LIST_SHARE * took_ms;
+    p->list_from_ms = now_ms() + LIST_MS + LIST_SHARED * took_ms;
     return rc;
 }
 
@@ -299,7 +303,8 @@ static void event_tell(struct publisher *p, const struct space *s, const msgpack
     if (from && to && strcmp(from, to) == 0 && was != is)
         return;
     under(p, s->topics);
-    /* The new place goes first: a router forgets a block's tokens when it hears that the last copy has gone. */
+    /* The new place goes first: a router forgets a block's tokens when it hears that the last copy
+     * has gone. */
     b.medium = to;
     if (to)
         batch_stored(p->batch, &b);
@@ -328,7 +333,8 @@ static int page_tell(struct publisher *p, const msgpack_object *page)
     return 0;
 }
 
-/* Whether what is published so far holds no more: events are missing, or another daemon has them. */
+/* Whether what is published so far holds no more: events are missing, or another daemon has
+ * them. */
 static bool broken(struct publisher *p, const msgpack_object *page)
 {
     char instance[40];
@@ -378,8 +384,8 @@ static int out_of_memory(void)
     return program_fail(PROGRAM_EXIT_FAILED, "memory ran out");
 }
 
-/* A daemon that is away comes back, and a tenant may be unknown until its first engine is there; what else the daemon refuses it
- * will refuse again. */
+/* A daemon that is away comes back, and a tenant may be unknown until its first engine is there;
+ * what else the daemon refuses it will refuse again. */
 static bool may_pass(int rc)
 {
     return rc == -UCM_ENODAEMON || rc == -UCM_EDISCONNECTED || rc == -UCM_EDEADLINE ||

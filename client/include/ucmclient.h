@@ -382,8 +382,8 @@ struct ucm_lookup {
     uint32_t n_keys;  /* 1 to ucm_server_info.max_keys */
     /* How long a lease protects the blocks that are found from eviction; 0: no lease. */
     uint32_t lease_ms;
-    /* Longest wait for the shared tier; 0: the daemon's setting (share.lookup_deadline). Never more than half of
-     * timeout_ms. With UCM_NOWAIT_LATER: for how long it is asked, at most; 0: share.deadline. */
+    /* Longest wait for the shared tier; 0: the daemon's setting (shared.lookup_deadline). Never more than half of
+     * timeout_ms. With UCM_NOWAIT_LATER: for how long it is asked, at most; 0: shared.deadline. */
     uint32_t wait_ms;
     /* If not NULL, receives how many hits must be read from the shared tier. found[i] of these is
      * then UCM_FOUND_SHARED instead of UCM_FOUND_NVME. */

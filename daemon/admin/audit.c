@@ -89,7 +89,7 @@ static bool held(const struct session *s, const struct audit_blocks *a)
     const struct msg_count_r *r = a->result;
     struct requests *rq = s->rq;
     uint64_t now_ms = uv_now(rq->modules.loop);
-    bool idle = r->blocks == 0 && r->busy == 0 && !(rq->modules.share && a->keys == 0);
+    bool idle = r->blocks == 0 && r->busy == 0 && !(rq->modules.shared && a->keys == 0);
     struct audits *all = &admin_of(rq)->audits;
     struct audit_tenant *t;
 

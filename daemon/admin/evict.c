@@ -1,4 +1,4 @@
-/* pin, unpin, evict, namespace.purge and share.collect: what operators and clients change about
+/* pin, unpin, evict, namespace.purge and shared.gc: what operators and clients change about
  * stored blocks. A page an iteration of the event loop, so that many of them delay nobody. By key
  * the first page goes at once, and files on shared roots go after the last. Meanwhile lookups may
  * find such a file, and loads read it: so all keys have a second look once the files are gone. */
@@ -26,14 +26,14 @@ static bool evicts(const struct change *k)
 }
 
 /* 0: all tiers; 3: shared only. */
-static bool reaches_shares(const struct change *k)
+static bool reaches_shared(const struct change *k)
 {
     return evicts(k) && (k->method == UCM_METHOD_NS_PURGE || k->tier == 0 || k->tier == 3);
 }
 
 static enum cache_evicted change_evict(struct cache *c, struct change *k, block_ref ref)
 {
-    static const unsigned tiers[] = {CACHE_ALL, CACHE_DRAM, CACHE_NVME, CACHE_SHARE};
+    static const unsigned tiers[] = {CACHE_ALL, CACHE_DRAM, CACHE_NVME, CACHE_SHARED};
     enum cache_evicted how;
 
     if (k->method == UCM_METHOD_NS_PURGE)
@@ -59,7 +59,7 @@ static enum cache_evicted change_apply(struct cache *c, struct change *k, block_
 static void change_audit(const struct session *s, const struct change *k, const struct ns *ns,
                          uint32_t keys, int code)
 {
-    static const char *const tiers[] = {"all", "dram", "nvme", "share"};
+    static const char *const tiers[] = {"all", "dram", "nvme", "shared"};
     struct audit_blocks a = {
         .tier = tiers[k->tier], .keys = keys, .result = &k->result, .code = code};
 
@@ -182,7 +182,7 @@ struct keys_sweep {
     bool removing; /* it is under way */
     bool removes;
     /* Its keys are those whose files go, the first of `keys`, as far as these have been swept. */
-    struct share_removal removal;
+    struct shared_removal removal;
     uint8_t *keys;
 };
 
@@ -230,12 +230,12 @@ static void key_again(struct keys_sweep *k, const uint8_t *key)
     struct change uncounted = k->w.change;
     block_ref ref = index_find(rq->modules.index, k->w.ns, key);
 
-    shared_lookups_forget(rq, k->w.ns, key);
+    shared_queries_forget(rq, k->w.ns, key);
     if (ref && cache_shared_roots(rq->modules.cache, ref) != 0)
         change_apply(rq->modules.cache, &uncounted, ref);
 }
 
-static void removed_cb(struct share_removal *r, int status);
+static void removed_cb(struct shared_removal *r, int status);
 
 static void keys_swept(struct keys_sweep *k)
 {
@@ -250,7 +250,7 @@ static void keys_swept(struct keys_sweep *k)
     }
     list_remove(&k->w.link);
     k->removing = true;
-    share_removal_begin(modules->share, &k->removal);
+    shared_removal_begin(modules->shared, &k->removal);
 }
 
 static void keys_step_cb(struct sweep *w)
@@ -271,7 +271,7 @@ static void keys_step_cb(struct sweep *w)
         keys_swept(k);
 }
 
-static void removed_cb(struct share_removal *r, int status)
+static void removed_cb(struct shared_removal *r, int status)
 {
     struct keys_sweep *k = LIST_ENTRY(r, struct keys_sweep, removal);
 
@@ -288,7 +288,7 @@ static void keys_stop_cb(struct request *r)
     struct ucm_error e = {0};
 
     if (k->removing)
-        share_removal_cancel(r->s->rq->modules.share, &k->removal);
+        shared_removal_cancel(r->s->rq->modules.shared, &k->removal);
     stopped_error(&k->w, &e);
     sweep_end(&k->w, &e);
 }
@@ -305,17 +305,17 @@ static int change_keys(struct call *call, struct ns *ns, const struct change *ch
     k = sweep_new(call, sizeof(*k), n * sizeof(uint32_t) + keys.n, ns, change, keys_stop_cb);
     if (!k)
         return -call->error.code;
-    k->removal = (struct share_removal){.who = tenant_who(ns->tenant),
-                                        .encrypted = cache_encrypted(modules->cache, ns),
-                                        .key_bytes = ns->identity.key_bytes,
-                                        .part = ns->identity.parts - 1,
-                                        .whole = (uint32_t *)(k + 1),
-                                        .done_cb = removed_cb};
+    k->removal = (struct shared_removal){.who = tenant_who(ns->tenant),
+                                         .encrypted = cache_encrypted(modules->cache, ns),
+                                         .key_bytes = ns->identity.key_bytes,
+                                         .part = ns->identity.parts - 1,
+                                         .whole = (uint32_t *)(k + 1),
+                                         .done_cb = removed_cb};
     memcpy(k->removal.fingerprint, ns->fingerprint, sizeof(k->removal.fingerprint));
     k->keys = (uint8_t *)(k->removal.whole + n);
     k->removal.keys = k->keys;
     memcpy(k->keys, keys.p, keys.n);
-    k->removes = modules->share && reaches_shares(change);
+    k->removes = modules->shared && reaches_shared(change);
     k->w.keys = n;
     k->w.step_cb = keys_step_cb;
     keys_step_cb(&k->w);
@@ -340,7 +340,7 @@ static bool all_done(const struct ns_sweep *a)
 
 static void all_end(struct ns_sweep *a)
 {
-    int shared = a->purges ? a->purge.share_status : 0;
+    int shared = a->purges ? a->purge.shared_status : 0;
     struct ucm_error e = {0};
 
     if (!all_done(a))
@@ -404,7 +404,7 @@ static int change_all(struct call *call, struct ns *ns, const struct change *k)
         return -call->error.code;
     a->w.step_cb = all_step_cb;
     a->purge.done_cb = purge_done_cb;
-    a->purges = k->method == UCM_METHOD_NS_PURGE || (rq->modules.share && reaches_shares(k));
+    a->purges = k->method == UCM_METHOD_NS_PURGE || (rq->modules.shared && reaches_shared(k));
     a->purge.only_shared = k->method == UCM_METHOD_EVICT;
     if (a->purges && cache_purge_begin(rq->modules.cache, &a->purge, ns) != 0) {
         index_ns_unref(rq->modules.index, ns);
@@ -453,13 +453,13 @@ int method_evict(struct call *call)
     return change_call(call, m->ns, m->keys, m->tier);
 }
 
-/* ---- share.collect ---- */
+/* ---- shared.gc ---- */
 
 /* A root that is read-only here is collected by the hosts that write to it. */
 static int root_collect(struct call *call, uint32_t root, bool named, struct msg_collect_r *r)
 {
     const struct request_modules *modules = &call->s->rq->modules;
-    int err = share_collect(modules->share, root);
+    int err = shared_collect(modules->shared, root);
 
     switch (err) {
     case 0:
@@ -483,7 +483,7 @@ static int root_collect(struct call *call, uint32_t root, bool named, struct msg
     }
 }
 
-int method_share_collect(struct call *call)
+int method_shared_gc(struct call *call)
 {
     const struct request_modules *modules = &call->s->rq->modules;
     const struct msg_collect *m = &call->params.collect;
@@ -493,10 +493,10 @@ int method_share_collect(struct call *call)
 
     if (!call_operator(call))
         return -call->error.code;
-    if (!modules->share)
+    if (!modules->shared)
         return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
-                             "there is no shared tier: share.roots in the configuration is empty");
-    n = share_roots(modules->share);
+                             "there is no shared tier: shared.roots in the configuration is empty");
+    n = shared_roots(modules->shared);
     if (m->root > n)
         return ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
                              "the shared tier has no root %u, it has %u", (unsigned)m->root, n);

@@ -58,7 +58,7 @@ static void pack_ns(msgpack_packer *pk, struct index *ix, const struct ns *ns)
     proto_pack_u64(pk, "blocks", ns->blocks);
     proto_pack_u64(pk, "dram_bytes", ns->dram_bytes);
     proto_pack_u64(pk, "nvme_bytes", ns->nvme_bytes);
-    proto_pack_u64(pk, "shared_bytes", ns->share_bytes);
+    proto_pack_u64(pk, "shared_bytes", ns->shared_bytes);
     proto_pack_u64(pk, "lookups", ns->traffic.lookups);
     proto_pack_u64(pk, "lookup_keys", ns->traffic.lookup_keys);
     proto_pack_u64(pk, "lookup_hits", ns->traffic.lookup_hits);
@@ -111,7 +111,7 @@ static void pack_block(msgpack_packer *pk, const struct ns *ns, const struct blo
 
     for (uint32_t i = 0; i < ns->identity.parts; i++) {
         nvme += b->part[i].nvme == PART_NVME_READY;
-        shared += part_on_share(&b->part[i]);
+        shared += part_on_shared(&b->part[i]);
     }
     msgpack_pack_map(pk, 8);
     proto_pack_bin(pk, "key", b->key, ns->identity.key_bytes);
@@ -160,7 +160,7 @@ static void pack_part(msgpack_packer *pk, uint32_t part, const struct part *p)
     proto_pack_u64(pk, "part", part);
     proto_pack_text(pk, "dram", dram[p->dram]);
     proto_pack_text(pk, "nvme", nvme[p->nvme]);
-    proto_pack_text(pk, "shared", shared[p->share]);
+    proto_pack_text(pk, "shared", shared[p->shared]);
     proto_pack_u64(pk, "root", p->root);
     proto_pack_u64(pk, "users", p->users);
     proto_pack_u64(pk, "loc", p->nvme == PART_NVME_READY ? part_loc(p) : 0);

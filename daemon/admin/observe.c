@@ -63,14 +63,14 @@ static void tiers_read(struct exposition *x, const struct request_modules *r)
     keys_observe(r, &x->metrics);
 }
 
-static void roots_read(struct exposition *x, const struct share *share)
+static void roots_read(struct exposition *x, const struct shared *shared)
 {
-    x->n_roots = share_roots(share);
+    x->n_roots = shared_roots(shared);
     for (uint32_t i = 0; i < x->n_roots; i++) {
         struct metrics_root *root = &x->root[i];
-        struct share_root_stats rs = {0};
+        struct shared_root_stats rs = {0};
 
-        share_stats(share, i, &rs);
+        shared_stats(shared, i, &rs);
         snprintf(root->name, sizeof(root->name), "%s", rs.target);
         root->state = rs.health;
 #define X(field, kind, unit, help) root->field = rs.field;
@@ -133,8 +133,8 @@ static void given_read(const struct tenant *t)
     m->dram_most_bytes = s->dram_most;
     m->nvme_guaranteed_bytes = s->nvme_guaranteed;
     m->nvme_most_bytes = s->nvme_most;
-    m->shared_guaranteed_bytes = s->share_guaranteed;
-    m->shared_most_bytes = s->share_most;
+    m->shared_guaranteed_bytes = s->shared_guaranteed;
+    m->shared_most_bytes = s->shared_most;
 }
 
 /* Sums of the namespaces that there are now. */
@@ -155,7 +155,7 @@ static void tenants_read(struct exposition *x, struct index *ix)
         t->blocks += ns->blocks;
         t->dram_bytes += ns->dram_bytes;
         t->nvme_bytes += ns->nvme_bytes;
-        t->shared_bytes += ns->share_bytes;
+        t->shared_bytes += ns->shared_bytes;
     }
     for (const struct tenant *t = tenant_next(set, NULL); t; t = tenant_next(set, t))
         given_read(t);
@@ -190,7 +190,7 @@ static void waiters_read(struct metrics *m, const struct requests *rq)
 /* ---- health ---- */
 
 /* A full root is no failure until collections had the time to make space. */
-#define SHARE_FULL_MS (15u * 60u * 1000u)
+#define SHARED_FULL_MS (15u * 60u * 1000u)
 
 /* RECOVERING: well, but what an earlier run has stored is not all found again yet. FAILING: not
  * only slower but not doing its job. The worst there is counts. */
@@ -261,23 +261,24 @@ static void report_tier(struct observe_snapshot *o, struct requests *rq)
 }
 
 /* Without a root there is less cache, and nothing else is slower. */
-static void report_shares(struct observe_snapshot *o, const struct request_modules *modules)
+static void report_shared_roots(struct observe_snapshot *o, const struct request_modules *modules)
 {
-    const char *secrets = share_secrets_problem(modules->share);
+    const char *secrets = shared_secrets_problem(modules->shared);
 
     if (secrets)
         report(o, HEALTH_DEGRADED, "%s", secrets);
-    for (uint32_t i = 0; i < share_roots(modules->share); i++) {
-        struct share_root_stats stats = {0};
+    for (uint32_t i = 0; i < shared_roots(modules->shared); i++) {
+        struct shared_root_stats stats = {0};
 
-        share_stats(modules->share, i, &stats);
-        if (stats.health == SHARE_DOWN)
-            report(o, HEALTH_DEGRADED, "share %s: %s", stats.target, stats.reason);
+        shared_stats(modules->shared, i, &stats);
+        if (stats.health == SHARED_DOWN)
+            report(o, HEALTH_DEGRADED, "shared root %s: %s", stats.target, stats.reason);
         else if (stats.writes_refused)
             report(o,
-                   stats.health == SHARE_FULL && stats.refused_ms < SHARE_FULL_MS ? HEALTH_OK
-                                                                                  : HEALTH_DEGRADED,
-                   "share %s takes no writes: %s", stats.target, stats.reason);
+                   stats.health == SHARED_FULL && stats.refused_ms < SHARED_FULL_MS
+                       ? HEALTH_OK
+                       : HEALTH_DEGRADED,
+                   "shared root %s takes no writes: %s", stats.target, stats.reason);
     }
 }
 
@@ -368,7 +369,7 @@ static void health_read(struct observe_snapshot *o, struct requests *rq, const c
     if (snapshot_loading(modules->snapshot, &done, &of))
         report(o, HEALTH_RECOVERING, "DRAM: %llu of %llu parts of the snapshot looked at",
                (unsigned long long)done, (unsigned long long)of);
-    report_shares(o, modules);
+    report_shared_roots(o, modules);
     report_devices(o, modules->devices);
 }
 
@@ -386,7 +387,7 @@ void requests_observe(struct requests *rq, const char *tenant, struct observe_sn
     gauges_read(&x->metrics, modules);
     waiters_read(&x->metrics, rq);
     tiers_read(x, modules);
-    roots_read(x, modules->share);
+    roots_read(x, modules->shared);
     devices_read(x, modules->devices);
     nodes_read(x, modules->arena);
     tenants_read(x, modules->index);

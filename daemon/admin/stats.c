@@ -47,14 +47,15 @@ static void pack_tiers(msgpack_packer *pk, const struct exposition *x,
     proto_pack_text(pk, "reason", ts.reason[0] ? ts.reason : ts.records);
 }
 
-static void pack_shares(msgpack_packer *pk, const struct exposition *x, const struct share *share)
+static void pack_shared_roots(msgpack_packer *pk, const struct exposition *x,
+                              const struct shared *shared)
 {
-    proto_pack_str(pk, "shares");
+    proto_pack_str(pk, "shared_roots");
     msgpack_pack_array(pk, x->n_roots);
     for (uint32_t i = 0; i < x->n_roots; i++) {
-        struct share_root_stats rs = {0};
+        struct shared_root_stats rs = {0};
 
-        share_stats(share, i, &rs);
+        shared_stats(shared, i, &rs);
         msgpack_pack_map(pk, 6 + fields_of(METRIC_LIST_ROOTS));
         proto_pack_text(pk, "name", rs.target);
         proto_pack_text(pk, "backend", rs.backend);
@@ -230,7 +231,7 @@ int method_stats(struct call *call)
     proto_pack_flag(&pb.pk, "recovering", admin_of(rq)->observed.recovering);
     pack_metrics(&pb.pk, x);
     pack_tiers(&pb.pk, x, &rq->modules);
-    pack_shares(&pb.pk, x, rq->modules.share);
+    pack_shared_roots(&pb.pk, x, rq->modules.shared);
     pack_devices(&pb.pk, x, rq->modules.devices);
     pack_nodes(&pb.pk, x, rq->modules.arena);
     bypass_pack(&pb.pk, rq, &call->s->peer);

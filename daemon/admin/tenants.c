@@ -53,7 +53,7 @@ static void pack_tenant(msgpack_packer *pk, const struct tenant *t)
     proto_pack_u64(pk, "blocks", t->blocks);
     proto_pack_u64(pk, "dram_bytes", t->dram_bytes);
     proto_pack_u64(pk, "nvme_bytes", t->nvme_bytes);
-    proto_pack_u64(pk, "shared_bytes", t->share_bytes);
+    proto_pack_u64(pk, "shared_bytes", t->shared_bytes);
 #define X(field, name, kind, min, max, initial)                                                    \
     proto_pack_u64(pk, "given_" #field, t->settings.field);
     TENANT_SETTINGS(X)

@@ -43,7 +43,7 @@ struct ucm_backend_result {
 };
 
 struct ucm_backend_about {
-    const char *name; /* what `ucmctl share` shows, 1 to 63 bytes */
+    const char *name; /* what `ucmctl shared` shows, 1 to 63 bytes */
     unsigned depth;   /* requests at a time; 0: as many as the daemon wants */
     bool touch, list; /* abilities */
 };

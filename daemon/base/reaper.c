@@ -31,7 +31,7 @@ struct lane {
 };
 
 /* What threads know. The event loop and each thread have a reference. */
-struct shared {
+struct reaper_shared {
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t work_cond, end_cond;
     struct list due, closing, done; /* lanes; jobs; jobs */
@@ -46,12 +46,12 @@ struct shared {
 
 struct reaper {
     uv_async_t async;
-    struct shared *shared;
+    struct reaper_shared *shared;
     uint32_t waiting, refused; /* of `waiting` */
     bool closed;               /* its handle */
 };
 
-static void shared_free(struct shared *s)
+static void reaper_shared_free(struct reaper_shared *s)
 {
     pthread_cond_destroy(&s->end_cond);
     pthread_cond_destroy(&s->work_cond);
@@ -63,7 +63,7 @@ static void shared_free(struct shared *s)
 
 static void *thread_main(void *arg);
 
-static int thread_start(struct shared *s)
+static int thread_start(struct reaper_shared *s)
 {
     int rc = detached_start(DETACHED_STACK_BYTES, thread_main, s);
 
@@ -72,7 +72,7 @@ static int thread_start(struct shared *s)
     return rc;
 }
 
-static void lane_due(struct shared *s, struct lane *lane)
+static void lane_due(struct reaper_shared *s, struct lane *lane)
 {
     if (lane->busy || list_empty(&lane->jobs) || !list_empty(&lane->link))
         return;
@@ -80,7 +80,7 @@ static void lane_due(struct shared *s, struct lane *lane)
     s->n_due++;
 }
 
-static struct lane *lane_next(struct shared *s)
+static struct lane *lane_next(struct reaper_shared *s)
 {
     struct list *node = list_pop_front(&s->due);
 
@@ -92,7 +92,7 @@ static struct lane *lane_next(struct shared *s)
 
 /* A thread for each lane that is due, as long as there may be more: any of those that close may do
  * so for ever. */
-static void threads_suit(struct shared *s)
+static void threads_suit(struct reaper_shared *s)
 {
     if (s->n_due > s->idle && thread_start(s) != 0)
         log_warn("reaper", "no-thread", "threads=%u", s->threads); /* it waits for another one */
@@ -100,7 +100,7 @@ static void threads_suit(struct shared *s)
         pthread_cond_signal(&s->work_cond);
 }
 
-static void lane_serve(struct shared *s, struct lane *lane, struct closer *closer)
+static void lane_serve(struct reaper_shared *s, struct lane *lane, struct closer *closer)
 {
     struct job *job = LIST_ENTRY(list_pop_front(&lane->jobs), struct job, link);
 
@@ -124,7 +124,7 @@ static void lane_serve(struct shared *s, struct lane *lane, struct closer *close
 
 static void *thread_main(void *arg)
 {
-    struct shared *s = arg;
+    struct reaper_shared *s = arg;
     struct closer closer;
     bool last;
 
@@ -150,7 +150,7 @@ static void *thread_main(void *arg)
     pthread_mutex_unlock(&s->lock);
     closer_end(&closer);
     if (last)
-        shared_free(s);
+        reaper_shared_free(s);
     return NULL;
 }
 
@@ -188,7 +188,7 @@ static void async_cb(uv_async_t *async)
     done_end(r, &done);
 }
 
-static int sync_init(struct shared *s)
+static int sync_init(struct reaper_shared *s)
 {
     int rc = -pthread_mutex_init(&s->lock, NULL);
 
@@ -205,9 +205,9 @@ static int sync_init(struct shared *s)
     return rc;
 }
 
-static struct shared *shared_new(void)
+static struct reaper_shared *reaper_shared_new(void)
 {
-    struct shared *s = calloc(1, sizeof(*s));
+    struct reaper_shared *s = calloc(1, sizeof(*s));
 
     if (!s)
         return NULL;
@@ -232,7 +232,7 @@ int reaper_new(uv_loop_t *loop, struct reaper **out)
 
     if (!r)
         return -ENOMEM;
-    r->shared = shared_new();
+    r->shared = reaper_shared_new();
     if (!r->shared) {
         free(r);
         return -ENOMEM;
@@ -246,7 +246,7 @@ int reaper_new(uv_loop_t *loop, struct reaper **out)
     }
     if (rc != 0) {
         /* The event loop of a daemon that does not start is not run, nor freed. */
-        shared_free(r->shared);
+        reaper_shared_free(r->shared);
         return rc;
     }
     r->async.data = r;
@@ -257,7 +257,7 @@ int reaper_new(uv_loop_t *loop, struct reaper **out)
 
 static void job_begin(struct reaper *r, int fd, struct limit_owner *owner, bool refused)
 {
-    struct shared *s = r->shared;
+    struct reaper_shared *s = r->shared;
     struct lane *lane = &s->lanes[owner ? limit_number(owner) % REAPER_LANES : 0];
     struct job *job = malloc(sizeof(*job));
 
@@ -318,7 +318,7 @@ void reaper_stop(struct reaper *r)
 }
 
 /* Waits until all threads have ended; false: some still close. */
-static bool threads_await(struct shared *s)
+static bool threads_await(struct reaper_shared *s)
 {
     struct timespec until;
     int rc = 0;
@@ -331,7 +331,7 @@ static bool threads_await(struct shared *s)
 }
 
 /* What hangs, and what waits behind it: the process ends, and its descriptors with it. */
-static void give_up(struct reaper *r, struct shared *s)
+static void give_up(struct reaper *r, struct reaper_shared *s)
 {
     struct list *node;
 
@@ -347,7 +347,7 @@ static void give_up(struct reaper *r, struct shared *s)
 
 void reaper_free(struct reaper *r)
 {
-    struct shared *s = r ? r->shared : NULL;
+    struct reaper_shared *s = r ? r->shared : NULL;
     bool ended;
 
     if (!r)
@@ -363,6 +363,6 @@ void reaper_free(struct reaper *r)
     s->reaper = NULL;
     pthread_mutex_unlock(&s->lock);
     if (ended)
-        shared_free(s);
+        reaper_shared_free(s);
     free(r);
 }

@@ -21,7 +21,7 @@ static const struct {
     [CHORE_WAITERS] = {cache_iteration_run, cache_iteration_ready},
     [CHORE_SECRETS] = {cache_secrets_run, cache_secrets_ready},
     [CHORE_WRITE_NVME] = {cache_write_nvme_run, cache_write_nvme_ready},
-    [CHORE_WRITE_SHARE] = {cache_write_share_run, cache_write_share_ready},
+    [CHORE_WRITE_SHARED] = {cache_write_shared_run, cache_write_shared_ready},
     [CHORE_SWEEP] = {cache_list_sweep_run, cache_list_sweep_ready},
     [CHORE_REGROUP] = {cache_quota_regroup_run, NULL},
     [CHORE_TRIM] = {cache_quota_trim_run, NULL},
@@ -92,7 +92,7 @@ void cache_free(struct cache *c)
 {
     if (!c)
         return;
-    assert(c->tier_busy == 0 && c->share_busy == 0 && table_count(&c->pending_writes) == 0);
+    assert(c->tier_busy == 0 && c->shared_busy == 0 && table_count(&c->pending_writes) == 0);
     for (enum wait_for what = 0; what < WAITS; what++)
         assert(list_empty(&c->waits[what]));
     assert(list_empty(&c->firsts) && list_empty(&c->woken));
@@ -204,7 +204,7 @@ static unsigned block_tiers(const struct block *b, const struct ns *ns, bool *cl
         const struct part *p = &b->part[i];
 
         tiers |= p->nvme != PART_NVME_NONE ? CACHE_NVME : 0;
-        tiers |= p->share != PART_SHARE_NONE ? CACHE_SHARE : 0;
+        tiers |= p->shared != PART_SHARED_NONE ? CACHE_SHARED : 0;
         *clean = *clean && part_clean(p);
     }
     return tiers;
@@ -227,7 +227,7 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
             block_mark_deleting(c, ref);
         return CACHE_EVICT_LATER;
     }
-    if (tiers & CACHE_SHARE)
+    if (tiers & CACHE_SHARED)
         cache_shared_forget(c, ref);
     if (tiers & CACHE_DRAM)
         block_drop_dram(c, ref, false);

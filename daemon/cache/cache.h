@@ -20,7 +20,7 @@
 #include "daemon/arena/arena.h"
 #include "daemon/base/list.h"
 #include "daemon/index/index.h"
-#include "daemon/share/share.h"
+#include "daemon/shared/shared.h"
 #include "daemon/tier/tier.h"
 #include "proto/metrics/metrics.h"
 
@@ -37,7 +37,7 @@ struct cache_config {
     bool write_reused;             /* NVMe gets only blocks that were used or stored before */
     bool write_learned;            /* or those that daemon/learn/learn.h lets in */
     uint64_t backlog_bytes;        /* dirty DRAM that eviction spares */
-    bool share_reused;             /* as write_reused, for the shared tier */
+    bool shared_reused;            /* as write_reused, for the shared tier */
     /* As many, of one part, may be known that lie on the shared tier only. */
     uint64_t shared_blocks;
 };
@@ -50,7 +50,7 @@ void cache_free(struct cache *c);
  * before. The arena comes last, when the devices and the tier can register its memory. */
 struct tier_callbacks cache_tier_callbacks(struct cache *c);
 void cache_tier_attach(struct cache *c, const struct tier_ops *ops, struct tier *tier);
-void cache_share_attach(struct cache *c, struct share *share);
+void cache_shared_attach(struct cache *c, struct shared *shared);
 
 /* Are the namespace's blocks encrypted below DRAM? */
 bool cache_encrypted(const struct cache *c, const struct ns *ns);
@@ -83,14 +83,14 @@ uint32_t cache_ns_unrecorded(const struct cache *c, uint64_t *bytes);
  * caller evicts its blocks. The caller owns the memory, zeroed and with done_cb set. */
 struct cache_purge {
     void (*done_cb)(struct cache_purge *p, int status); /* 0: the purge is on stable storage */
-    bool only_shared; /* blocks on NVMe are only evicted: a later start may find them */
-    int share_status; /* out: 0, or why some files may be left */
+    bool only_shared;  /* blocks on NVMe are only evicted: a later start may find them */
+    int shared_status; /* out: 0, or why some files may be left */
     /* The cache's own. */
     struct ns *ns;
     struct cache_record *record;
     bool sharing;
     int status;
-    struct share_purge share;
+    struct shared_purge shared;
 };
 /* 0: done_cb will run, unless cache_purge_done is true already. Or -ENOMEM. */
 int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns);
@@ -140,10 +140,10 @@ void cache_touch(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t
  * UCM_MAX_KEYS. */
 void cache_touch_own(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n);
 
-/* Tiers to evict from. CACHE_SHARE: what is known of the block there is forgotten. Its files are
- * the caller's to remove (share_removal), but those that are being written meanwhile. */
-enum { CACHE_DRAM = 1, CACHE_NVME = 2, CACHE_SHARE = 4 };
-#define CACHE_ALL (CACHE_DRAM | CACHE_NVME | CACHE_SHARE)
+/* Tiers to evict from. CACHE_SHARED: what is known of the block there is forgotten. Its files are
+ * the caller's to remove (shared_removal), but those that are being written meanwhile. */
+enum { CACHE_DRAM = 1, CACHE_NVME = 2, CACHE_SHARED = 4 };
+#define CACHE_ALL (CACHE_DRAM | CACHE_NVME | CACHE_SHARED)
 
 enum cache_evicted {
     CACHE_EVICT_NONE, /* nothing of it was there */
@@ -175,7 +175,7 @@ void cache_unfollow(struct cache_follower *f); /* f->link is initialised; it nee
 
 /* A shared lookup found the block on that root. asked: the root said so itself; else the block lies
  * between two that are there. May forget others that lie on the shared tier only. */
-void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share_root_id root,
+void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, shared_root_id root,
                        bool asked);
 /* A KNOWN part that is nowhere else becomes UNVERIFIED, so that a dump of it is taken: the dump
  * asks for stable storage, which the shared tier is not. */

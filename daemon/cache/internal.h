@@ -27,7 +27,7 @@ enum cache_chore {
     CHORE_WAITERS,
     CHORE_SECRETS,
     CHORE_WRITE_NVME, /* + enum write_to */
-    CHORE_WRITE_SHARE,
+    CHORE_WRITE_SHARED,
     CHORE_SWEEP,
     CHORE_REGROUP,
     CHORE_TRIM,
@@ -46,10 +46,10 @@ struct cache {
     /* Write-back hears of blocks that are used; NULL: there is nothing below DRAM. */
     void (*used_cb)(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n);
     const struct tier_ops *tier_ops;
-    struct tier *tier;   /* NULL: none */
-    struct share *share; /* NULL: none */
+    struct tier *tier;     /* NULL: none */
+    struct shared *shared; /* NULL: none */
     struct arena *arena;
-    uint32_t tier_busy, share_busy; /* operations under way */
+    uint32_t tier_busy, shared_busy; /* operations under way */
     /* of parts: copies, reads and writes, whose end may free a slot; no lasting ones */
     uint32_t users;
     uint32_t granted; /* slots that are nobody's part, by cache_slot_grant */
@@ -128,8 +128,8 @@ void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram
 /* READY at `place`, or NONE with NULL. */
 void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, const struct tier_place *place);
 void part_set_nvme_writing(struct cache *c, block_ref ref, uint32_t part, struct part_op *write);
-void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_share share,
-                    share_root_id root);
+void part_set_shared(struct cache *c, block_ref ref, uint32_t part, enum part_shared shared,
+                     shared_root_id root);
 
 static inline void part_ref(struct cache *c, struct part *p)
 {

@@ -207,13 +207,13 @@ static void purge_check(struct cache_purge *p)
         p->done_cb(p, p->status);
 }
 
-static void purge_shared_cb(struct share_purge *sp, int status, uint64_t files)
+static void purge_shared_cb(struct shared_purge *sp, int status, uint64_t files)
 {
-    struct cache_purge *p = LIST_ENTRY(sp, struct cache_purge, share);
+    struct cache_purge *p = LIST_ENTRY(sp, struct cache_purge, shared);
 
     (void)files;
     p->sharing = false;
-    p->share_status = status;
+    p->shared_status = status;
     purge_check(p);
 }
 
@@ -227,13 +227,13 @@ int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns)
     p->ns = ns;
     ns->purges++;
     ns->purged++;
-    if (!c->share)
+    if (!c->shared)
         return 0;
-    p->share.done_cb = purge_shared_cb;
-    memcpy(p->share.fingerprint, ns->fingerprint, sizeof(p->share.fingerprint));
-    (void)cache_shared_fingerprint(c, ns, p->share.encrypted_fingerprint);
-    p->share_status = share_purge(c->share, &p->share);
-    p->sharing = p->share_status == 0;
+    p->shared.done_cb = purge_shared_cb;
+    memcpy(p->shared.fingerprint, ns->fingerprint, sizeof(p->shared.fingerprint));
+    (void)cache_shared_fingerprint(c, ns, p->shared.encrypted_fingerprint);
+    p->shared_status = shared_purge(c->shared, &p->shared);
+    p->sharing = p->shared_status == 0;
     return 0;
 }
 
@@ -243,7 +243,7 @@ void cache_purge_end(struct cache *c, struct cache_purge *p)
         p->record->purge = NULL;
     p->record = NULL;
     if (p->sharing)
-        share_purge_cancel(c->share, &p->share);
+        shared_purge_cancel(c->shared, &p->shared);
     p->sharing = false;
     p->ns->purges--;
     p->ns->purged++;

@@ -30,7 +30,7 @@ bool cache_secret_awaited(const struct cache *c, const struct ns *ns)
 {
     const uint8_t *secret;
 
-    return cache_encrypted(c, ns) && share_secret(c->share, ns->fingerprint, &secret) == -EAGAIN;
+    return cache_encrypted(c, ns) && shared_secret(c->shared, ns->fingerprint, &secret) == -EAGAIN;
 }
 
 bool cache_shared_fingerprint(const struct cache *c, const struct ns *ns,
@@ -42,8 +42,8 @@ bool cache_shared_fingerprint(const struct cache *c, const struct ns *ns,
     memcpy(out, ns->fingerprint, UCM_FINGERPRINT_BYTES);
     if (!cache_encrypted(c, ns))
         return true;
-    if (c->share)
-        rc = share_secret(c->share, ns->fingerprint, &secret);
+    if (c->shared)
+        rc = shared_secret(c->shared, ns->fingerprint, &secret);
     if (rc == 0)
         rc = block_file_encrypted_fingerprint(ns->fingerprint, secret, out);
     if (rc < 0)
@@ -148,37 +148,37 @@ void op_read_count(const struct part_op *op, uint64_t bytes)
 
 /* ---- the shared tier ---- */
 
-static void share_done_cb(struct share_io *io, int status)
+static void shared_done_cb(struct shared_io *io, int status)
 {
-    struct part_op *op = LIST_ENTRY(io, struct part_op, io.share);
+    struct part_op *op = LIST_ENTRY(io, struct part_op, io.shared);
 
-    op->cache->share_busy--;
-    op->kind->share_cb(op, status);
+    op->cache->shared_busy--;
+    op->kind->shared_cb(op, status);
 }
 
-int op_share(struct part_op *op, bool write, const struct span *span)
+int op_shared(struct part_op *op, bool write, const struct span *span)
 {
     struct cache *c = op->cache;
     const struct ns *ns = cache_ns(c, op->ref);
     int rc;
 
     op->shared = true;
-    op->io.share = (struct share_io){.write = write,
-                                     .id = shared_id(c, op->ref, op->part),
-                                     .data = span->origin,
-                                     .bytes = span->len,
-                                     .who = tenant_who(ns->tenant),
-                                     .tenant = ns->identity.tenant,
-                                     .root = cache_part(c, op->ref, op->part)->root,
-                                     .encrypted = cache_encrypted(c, ns),
-                                     .space = {.fingerprint = ns->fingerprint,
-                                               .identity = ns->canonical,
-                                               .identity_bytes = ns->canonical_bytes},
-                                     .done_cb = share_done_cb};
-    rc = share_submit(c->share, &op->io.share);
-    c->share_busy += rc == 0;
+    op->io.shared = (struct shared_io){.write = write,
+                                       .id = shared_id(c, op->ref, op->part),
+                                       .data = span->origin,
+                                       .bytes = span->len,
+                                       .who = tenant_who(ns->tenant),
+                                       .tenant = ns->identity.tenant,
+                                       .root = cache_part(c, op->ref, op->part)->root,
+                                       .encrypted = cache_encrypted(c, ns),
+                                       .space = {.fingerprint = ns->fingerprint,
+                                                 .identity = ns->canonical,
+                                                 .identity_bytes = ns->canonical_bytes},
+                                       .done_cb = shared_done_cb};
+    rc = shared_submit(c->shared, &op->io.shared);
+    c->shared_busy += rc == 0;
     if (rc == -EAGAIN)
-        c->write[WRITE_SHARE].full = true;
+        c->write[WRITE_SHARED].full = true;
     return rc;
 }
 

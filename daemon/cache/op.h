@@ -11,14 +11,14 @@ struct part_op;
 /* What ends one. The op is its callback's to free. */
 struct op_kind {
     void (*tier_cb)(struct part_op *op, int status);
-    void (*share_cb)(struct part_op *op, int status);
+    void (*shared_cb)(struct part_op *op, int status);
 };
 
 struct part_op {
     const struct op_kind *kind;
     union {
         struct tier_io tier;
-        struct share_io share;
+        struct shared_io shared;
     } io;
     bool shared; /* which of io */
     struct cache *cache;
@@ -45,7 +45,7 @@ void op_init(struct part_op *op, struct cache *c, const struct op_kind *kind, bl
 /* Submits it to NVMe, to the shared tier. span: source or target, which also says which layers
  * TIER_READ_LAYERS reads; NULL: none. 0 or the tier's -errno; then op is the caller's. */
 int op_tier(struct part_op *op, enum tier_op what, const struct span *span);
-int op_share(struct part_op *op, bool write, const struct span *span);
+int op_shared(struct part_op *op, bool write, const struct span *span);
 
 /* Counts a read from NVMe for a request, which has ended and brought so many bytes. The block must
  * be there. */

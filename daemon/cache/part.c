@@ -13,7 +13,7 @@
 bool part_whole(const struct part *p)
 {
     return p->dram == PART_DRAM_READY || p->nvme == PART_NVME_READY ||
-           (part_on_share(p) && p->dram != PART_DRAM_PENDING_WRITE);
+           (part_on_shared(p) && p->dram != PART_DRAM_PENDING_WRITE);
 }
 
 uint64_t part_owner(block_ref ref, uint32_t part)
@@ -63,11 +63,11 @@ bool cache_in_dram(struct cache *c, block_ref ref)
     return b->dram_parts == ns->identity.parts;
 }
 
-static bool on_share(const struct cache *c, const struct block *b, const struct ns *ns)
+static bool on_shared(const struct cache *c, const struct block *b, const struct ns *ns)
 {
     if (b->flags & BLOCK_SHARED_ONLY)
         return true;
-    for (uint32_t i = 0; c->share && i < ns->identity.parts; i++)
+    for (uint32_t i = 0; c->shared && i < ns->identity.parts; i++)
         if (b->part[i].dram != PART_DRAM_READY && b->part[i].nvme != PART_NVME_READY)
             return true;
     return false;
@@ -82,14 +82,14 @@ uint8_t cache_tier(const struct cache *c, block_ref ref)
         return 0;
     if (b->dram_parts == ns->identity.parts)
         return CACHE_DRAM;
-    return on_share(c, b, ns) ? CACHE_SHARE : CACHE_NVME;
+    return on_shared(c, b, ns) ? CACHE_SHARED : CACHE_NVME;
 }
 
 uint8_t cache_status(const struct cache *c, block_ref ref)
 {
     static const uint8_t statuses[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
                                        [CACHE_NVME] = UCM_LOOKUP_NVME,
-                                       [CACHE_SHARE] = UCM_LOOKUP_SHARED};
+                                       [CACHE_SHARED] = UCM_LOOKUP_SHARED};
 
     return statuses[cache_tier(c, ref)];
 }
@@ -285,7 +285,7 @@ struct part_view {
     struct ns *ns;
     struct block *b;
     struct part *p;
-    int complete, whole, in_dram, on_nvme, to_nvme, on_share, local, dirty;
+    int complete, whole, in_dram, on_nvme, to_nvme, on_shared, local, dirty;
     int slot; /* it has one of ordinary DRAM, or fills one */
     bool followed;
     uint8_t status; /* of the block, as lookups report it; 0 where nobody follows it */
@@ -311,7 +311,7 @@ static struct part_view part_view(struct cache *c, block_ref ref, uint32_t part)
         .in_dram = p->dram == PART_DRAM_READY,
         .on_nvme = p->nvme == PART_NVME_READY,
         .to_nvme = p->nvme == PART_NVME_WRITING,
-        .on_share = part_on_share(p),
+        .on_shared = part_on_shared(p),
         .local = p->dram != PART_DRAM_NONE || p->nvme != PART_NVME_NONE,
         .dirty = b->flags & BLOCK_QUEUED && p->dram == PART_DRAM_READY && p->nvme == PART_NVME_NONE,
         .slot =
@@ -350,10 +350,10 @@ static void changed(struct cache *c, block_ref ref, uint32_t part, const struct 
     b->local_parts = (uint16_t)(b->local_parts + is.local - was->local);
     ns->dram_bytes += slot_bytes * (uint64_t)(is.in_dram - was->in_dram);
     ns->nvme_bytes += part_bytes * (uint64_t)(is.on_nvme - was->on_nvme);
-    ns->share_bytes += part_bytes * (uint64_t)(is.on_share - was->on_share);
+    ns->shared_bytes += part_bytes * (uint64_t)(is.on_shared - was->on_shared);
     t->nvme_bytes += part_bytes * (uint64_t)(is.on_nvme - was->on_nvme);
     t->nvme_writing_bytes += part_bytes * (uint64_t)(is.to_nvme - was->to_nvme);
-    t->share_bytes += part_bytes * (uint64_t)(is.on_share - was->on_share);
+    t->shared_bytes += part_bytes * (uint64_t)(is.on_shared - was->on_shared);
     if (was->slot != is.slot)
         slots_count(c, ns, slot_bytes * (uint64_t)(is.slot - was->slot));
     c->dirty_bytes += slot_bytes * (uint64_t)(is.dirty - was->dirty);
@@ -438,14 +438,14 @@ void part_set_nvme_writing(struct cache *c, block_ref ref, uint32_t part, struct
     nvme_set(c, ref, part, (struct part){.nvme = PART_NVME_WRITING, .nvme_at.write = write});
 }
 
-void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_share share,
-                    share_root_id root)
+void part_set_shared(struct cache *c, block_ref ref, uint32_t part, enum part_shared shared,
+                     shared_root_id root)
 {
     const struct part_view was = part_view(c, ref, part);
     struct part *p = was.p;
 
     assert(root <= UCM_MAX_ROOTS);
-    p->share = share;
+    p->shared = shared;
     p->root = root;
     changed(c, ref, part, &was);
 }

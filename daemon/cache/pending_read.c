@@ -113,15 +113,15 @@ static int tier_start(struct part_op *f)
 }
 
 /* The block is not there, as far as is known. */
-static void share_missed(struct part_op *f)
+static void shared_missed(struct part_op *f)
 {
     cache_shared_forget(f->cache, f->ref);
-    f->cache->config.metrics->share_forgotten++;
+    f->cache->config.metrics->shared_forgotten++;
 }
 
-static void pending_read_share_cb(struct part_op *f, int status)
+static void pending_read_shared_cb(struct part_op *f, int status)
 {
-    const struct share_io *io = &f->io.share;
+    const struct shared_io *io = &f->io.shared;
     struct cache *c = f->cache;
     struct metrics_tenant *m = cache_ns(c, f->ref)->tenant->metrics;
 
@@ -130,25 +130,25 @@ static void pending_read_share_cb(struct part_op *f, int status)
     m->shared_due_bytes += io->got.due;
     pending_read_take(f, status);
     if (status == 0) {
-        part_set_share(c, f->ref, f->part, PART_SHARE_KNOWN, io->root);
+        part_set_shared(c, f->ref, f->part, PART_SHARED_KNOWN, io->root);
         cache_write_fetched(c, f->ref);
     } else {
-        share_missed(f); /* also if no root said so in time */
+        shared_missed(f); /* also if no root said so in time */
     }
     pending_read_report(f, status == 0 ? 0 : -ENOENT);
     cache_unlease(c, f->ref);
     pending_read_release(f);
 }
 
-static int share_start(struct part_op *f)
+static int shared_start(struct part_op *f)
 {
     struct span span;
     int rc = span_slot(f->cache, f->slot, ns_form(cache_ns(f->cache, f->ref), f->part), &span);
 
-    rc = rc == 0 ? op_share(f, false, &span) : -EIO;
+    rc = rc == 0 ? op_shared(f, false, &span) : -EIO;
     if (rc == 0 || rc == -EAGAIN)
         return rc;
-    share_missed(f);
+    shared_missed(f);
     return -ENOENT;
 }
 
@@ -162,12 +162,12 @@ static int pending_read_read(struct part_op *f)
 
     if (p->nvme == PART_NVME_READY)
         rc = tier_start(f);
-    if (p->nvme != PART_NVME_READY && part_on_share(p))
-        rc = share_start(f);
+    if (p->nvme != PART_NVME_READY && part_on_shared(p))
+        rc = shared_start(f);
     return rc;
 }
 
-static const struct op_kind pending_read_kind = {pending_read_tier_cb, pending_read_share_cb};
+static const struct op_kind pending_read_kind = {pending_read_tier_cb, pending_read_shared_cb};
 
 /* ---- for requests ---- */
 

@@ -30,8 +30,8 @@ static void pending_write_publish(struct cache *c, struct pending_write *f)
         c->watch.published_cb(c->watch.published_ctx, ns, ref, part);
     if (c->tier && block_complete(b, ns))
         cache_write_stored(c, ref, WRITE_NVME);
-    if (c->share && block_complete(b, ns))
-        cache_write_stored(c, ref, WRITE_SHARE);
+    if (c->shared && block_complete(b, ns))
+        cache_write_stored(c, ref, WRITE_SHARED);
     cache_settle(c, ref, b);
 }
 
@@ -94,7 +94,7 @@ int pending_write_claim(struct cache *c, struct pending_writes *pending_writes, 
     /* A pending write goes on when recovery finds the part in the meantime. A part that is only
      * UNVERIFIED is taken: the worker that computed it again may have missed it there. */
     if (p->dram != PART_DRAM_PENDING_WRITE &&
-        (p->dram != PART_DRAM_NONE || p->nvme == PART_NVME_READY || p->share == PART_SHARE_KNOWN))
+        (p->dram != PART_DRAM_NONE || p->nvme == PART_NVME_READY || p->shared == PART_SHARED_KNOWN))
         return -EEXIST;
     if (p->dram == PART_DRAM_NONE) {
         rc = pending_write_new(c, pending_writes, ns, ref, part, node, &f);
@@ -111,8 +111,8 @@ int pending_write_claim(struct cache *c, struct pending_writes *pending_writes, 
     }
     if (f->pending_writes != pending_writes || f->broken || !pending_write_take(f, layer, n))
         return -EINPROGRESS;
-    if (p->share == PART_SHARE_UNVERIFIED)
-        part_set_share(c, ref, part, PART_SHARE_NONE, 0);
+    if (p->shared == PART_SHARED_UNVERIFIED)
+        part_set_shared(c, ref, part, PART_SHARED_NONE, 0);
     list_remove(&f->link_age);
     if (f->copying == 0)
         c->users++;

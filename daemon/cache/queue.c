@@ -102,13 +102,13 @@ void writes_free(struct write_target *t)
 
 /* ---- what waits ---- */
 
-const uint16_t write_flags[WRITE_TARGETS] = {BLOCK_QUEUED, BLOCK_SHARE_QUEUED};
+const uint16_t write_flags[WRITE_TARGETS] = {BLOCK_QUEUED, BLOCK_SHARED_QUEUED};
 
 uint64_t *write_dropped(struct cache *c, enum write_to to)
 {
     struct metrics *m = c->config.metrics;
 
-    return to == WRITE_NVME ? &m->nvme_write_dropped : &m->share_write_dropped;
+    return to == WRITE_NVME ? &m->nvme_write_dropped : &m->shared_write_dropped;
 }
 
 /* The bytes of the block that lie in DRAM and not on NVMe: dirty while it waits. */
@@ -166,15 +166,15 @@ enum part_below part_below(const struct part *p, enum write_to to)
         return p->nvme == PART_NVME_READY     ? COPY_THERE
                : p->nvme == PART_NVME_WRITING ? COPY_WRITING
                                               : COPY_NONE;
-    return p->share == PART_SHARE_KNOWN     ? COPY_THERE
-           : p->share == PART_SHARE_WRITING ? COPY_WRITING
-                                            : COPY_NONE;
+    return p->shared == PART_SHARED_KNOWN     ? COPY_THERE
+           : p->shared == PART_SHARED_WRITING ? COPY_WRITING
+                                              : COPY_NONE;
 }
 
-static bool share_writing(const struct block *b, const struct ns *ns)
+static bool shared_writing(const struct block *b, const struct ns *ns)
 {
     for (uint32_t i = 0; i < ns->identity.parts; i++)
-        if (b->part[i].share == PART_SHARE_WRITING)
+        if (b->part[i].shared == PART_SHARED_WRITING)
             return true;
     return false;
 }
@@ -187,8 +187,8 @@ uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum wr
 
     for (uint32_t i = 0; i < ns->identity.parts; i++)
         n += part_below(&b->part[i], to) == COPY_NONE &&
-             (to == WRITE_SHARE || b->part[i].dram == PART_DRAM_READY);
-    return n - (n > 0 && to == WRITE_SHARE && share_writing(b, ns));
+             (to == WRITE_SHARED || b->part[i].dram == PART_DRAM_READY);
+    return n - (n > 0 && to == WRITE_SHARED && shared_writing(b, ns));
 }
 
 void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part)
@@ -196,14 +196,14 @@ void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part)
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
 
-    if (part == ns->identity.parts - 1 || b->flags & (BLOCK_SHARE_QUEUED | BLOCK_DELETING) ||
-        share_writing(b, ns))
+    if (part == ns->identity.parts - 1 || b->flags & (BLOCK_SHARED_QUEUED | BLOCK_DELETING) ||
+        shared_writing(b, ns))
         return;
     /* In front: the block's other parts are in DRAM now, and may not be later. */
-    if (!c->no_writes && writes_push(&c->write[WRITE_SHARE], ns->tenant, ref, true) == 0)
-        cache_queued_set(c, WRITE_SHARE, ref, true);
+    if (!c->no_writes && writes_push(&c->write[WRITE_SHARED], ns->tenant, ref, true) == 0)
+        cache_queued_set(c, WRITE_SHARED, ref, true);
     else
-        c->config.metrics->share_write_dropped++; /* the last part */
+        c->config.metrics->shared_write_dropped++; /* the last part */
 }
 
 /* ---- what may not be written now ---- */

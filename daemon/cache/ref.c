@@ -60,8 +60,8 @@ void cache_shared_forget(struct cache *c, block_ref ref)
     struct block *b = cache_block(c, ref, &ns);
 
     for (uint32_t i = 0; i < ns->identity.parts; i++)
-        if (part_on_share(&b->part[i]))
-            part_set_share(c, ref, i, PART_SHARE_NONE, 0);
+        if (part_on_shared(&b->part[i]))
+            part_set_shared(c, ref, i, PART_SHARED_NONE, 0);
 }
 
 static void block_remove(struct cache *c, block_ref ref)
@@ -71,8 +71,8 @@ static void block_remove(struct cache *c, block_ref ref)
 
     if (b->flags & BLOCK_PINNED)
         c->stats.pinned--;
-    if (b->flags & BLOCK_SHARE_QUEUED)
-        c->config.metrics->share_write_dropped += cache_parts_missing(b, ns, WRITE_SHARE);
+    if (b->flags & BLOCK_SHARED_QUEUED)
+        c->config.metrics->shared_write_dropped += cache_parts_missing(b, ns, WRITE_SHARED);
     cache_shared_forget(c, ref);
     block_drop_dram(c, ref, false);
     block_drop_nvme(c, ref);

@@ -6,7 +6,7 @@
 
 /* ---- what is known ---- */
 
-void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share_root_id root,
+void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, shared_root_id root,
                        bool asked)
 {
     block_ref ref = index_find(c->config.index, ns, key);
@@ -25,10 +25,10 @@ void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share
     if (b->flags & BLOCK_DELETING)
         return;
     for (uint32_t i = 0; i <= last; i++)
-        if (b->part[i].share == PART_SHARE_NONE ||
-            (b->part[i].share == PART_SHARE_UNVERIFIED && asked))
-            part_set_share(c, ref, i, asked && i == last ? PART_SHARE_KNOWN : PART_SHARE_UNVERIFIED,
-                           root);
+        if (b->part[i].shared == PART_SHARED_NONE ||
+            (b->part[i].shared == PART_SHARED_UNVERIFIED && asked))
+            part_set_shared(c, ref, i,
+                            asked && i == last ? PART_SHARED_KNOWN : PART_SHARED_UNVERIFIED, root);
 }
 
 uint32_t cache_shared_roots(struct cache *c, block_ref ref)
@@ -38,7 +38,7 @@ uint32_t cache_shared_roots(struct cache *c, block_ref ref)
     uint32_t roots = 0;
 
     for (uint32_t i = 0; i < ns->identity.parts; i++)
-        if (part_on_share(&b->part[i]))
+        if (part_on_shared(&b->part[i]))
             roots |= b->part[i].root ? 1u << (b->part[i].root - 1) : UINT32_MAX;
     return roots;
 }
@@ -47,9 +47,9 @@ void cache_shared_presume(struct cache *c, block_ref ref, uint32_t part)
 {
     const struct part *p = cache_part(c, ref, part);
 
-    if (c->tier && p->share == PART_SHARE_KNOWN && p->dram == PART_DRAM_NONE &&
+    if (c->tier && p->shared == PART_SHARED_KNOWN && p->dram == PART_DRAM_NONE &&
         p->nvme != PART_NVME_READY)
-        part_set_share(c, ref, part, PART_SHARE_UNVERIFIED, p->root);
+        part_set_shared(c, ref, part, PART_SHARED_UNVERIFIED, p->root);
 }
 
 /* ---- attaching ---- */
@@ -63,13 +63,13 @@ static void ready_cb(void *ctx)
 {
     struct cache *c = ctx;
 
-    c->write[WRITE_SHARE].full = false;
+    c->write[WRITE_SHARED].full = false;
     cache_released(c);
 }
 
-void cache_share_attach(struct cache *c, struct share *share)
+void cache_shared_attach(struct cache *c, struct shared *shared)
 {
-    c->share = share;
+    c->shared = shared;
     c->used_cb = cache_write_touched;
-    share_on_ready(share, ready_cb, secrets_cb, c);
+    shared_on_ready(shared, ready_cb, secrets_cb, c);
 }

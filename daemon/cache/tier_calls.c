@@ -170,7 +170,7 @@ static bool tier_may_drop(struct cache *c, uint64_t owner)
     const struct block *b = cache_block(c, owner_block(owner), &ns);
     const struct part *p = &b->part[owner_part(owner)];
 
-    if (p->dram == PART_DRAM_READY || (p->share == PART_SHARE_KNOWN && p->dram == PART_DRAM_NONE))
+    if (p->dram == PART_DRAM_READY || (p->shared == PART_SHARED_KNOWN && p->dram == PART_DRAM_NONE))
         return true;
     return b->leases == 0 && !(b->flags & BLOCK_PINNED) && block_idle(b, ns);
 }

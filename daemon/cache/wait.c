@@ -16,9 +16,10 @@ static bool anybody_waits(const struct cache *c)
 /* An operation is under way, or about to be, whose end may free a slot. */
 static bool space_may_come(const struct cache *c)
 {
-    return c->space.searching || c->users > 0 || c->tier_busy > 0 || c->share_busy > 0 ||
-           c->granted > 0 || c->write[WRITE_SHARE].full || c->without_secret.n > 0 ||
-           ((c->chore[CHORE_WRITE_NVME].due || c->chore[CHORE_WRITE_SHARE].due) && !c->no_writes) ||
+    return c->space.searching || c->users > 0 || c->tier_busy > 0 || c->shared_busy > 0 ||
+           c->granted > 0 || c->write[WRITE_SHARED].full || c->without_secret.n > 0 ||
+           ((c->chore[CHORE_WRITE_NVME].due || c->chore[CHORE_WRITE_SHARED].due) &&
+            !c->no_writes) ||
            c->moving > 0 || c->compact.slot_bytes > 0 ||
            arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);
 }
@@ -140,8 +141,8 @@ void cache_released(struct cache *c)
     c->write[WRITE_NVME].full = false; /* what was released may be an operation of the tier */
     if (c->write[WRITE_NVME].n > 0 || !list_empty(&c->durables.waiting))
         cache_wake(c, CHORE_WRITE_NVME);
-    if (c->write[WRITE_SHARE].n > 0)
-        cache_wake(c, CHORE_WRITE_SHARE);
+    if (c->write[WRITE_SHARED].n > 0)
+        cache_wake(c, CHORE_WRITE_SHARED);
     if (c->mover && c->mover->waits)
         chore_wake(&c->mover->chore);
     if (c->compact.slot_bytes > 0 || c->compact.n > 0)

@@ -14,7 +14,7 @@
 #define RECORD_RETRY_MIN_MS 5000u
 #define RECORD_RETRY_MAX_MS 10000u
 
-enum write_to { WRITE_NVME, WRITE_SHARE, WRITE_TARGETS };
+enum write_to { WRITE_NVME, WRITE_SHARED, WRITE_TARGETS };
 
 struct block_queue {
     block_ref *entries; /* a ring of cap */
@@ -110,8 +110,8 @@ void cache_write_fetched(struct cache *c, block_ref ref);
 /* Begin some writes. */
 bool cache_write_nvme_run(void *ctx);
 bool cache_write_nvme_ready(const void *ctx);
-bool cache_write_share_run(void *ctx);
-bool cache_write_share_ready(const void *ctx);
+bool cache_write_shared_run(void *ctx);
+bool cache_write_shared_ready(const void *ctx);
 bool cache_writes_secret(struct cache *c); /* some of these; are there more? */
 bool cache_secrets_run(void *ctx);
 bool cache_secrets_ready(const void *ctx);
@@ -122,7 +122,7 @@ void cache_writes_abandon(struct cache *c);
 
 /* durable: see cache_quota_below. */
 int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part, bool durable);
-int cache_share_write(struct cache *c, block_ref ref, uint32_t part);
+int cache_shared_write(struct cache *c, block_ref ref, uint32_t part);
 
 void cache_durables_retry(struct cache *c);
 /* The part was dumped before its copy of an earlier run turned up. Once recovery is over that copy

@@ -29,7 +29,7 @@
 static bool write_reused(const struct cache *c, enum write_to to, struct ns *ns)
 {
     if (to != WRITE_NVME)
-        return c->config.share_reused;
+        return c->config.shared_reused;
     return c->config.write_reused || (c->config.write_learned && admission_reused_only(ns->admits));
 }
 
@@ -43,10 +43,10 @@ static bool admitted(struct cache *c, enum write_to to, const struct block *b, s
 }
 
 /* Also of a block whose last part is there: a root may have lost another one. */
-static bool share_lacks(const struct block *b, const struct ns *ns)
+static bool shared_lacks(const struct block *b, const struct ns *ns)
 {
     for (uint32_t i = 0; i < ns->identity.parts; i++)
-        if (b->part[i].share == PART_SHARE_NONE)
+        if (b->part[i].shared == PART_SHARED_NONE)
             return true;
     return false;
 }
@@ -58,7 +58,7 @@ static bool writable(const struct cache *c, enum write_to to, const struct block
         return false;
     if (to == WRITE_NVME)
         return c->tier && cache_block_dirty(b, ns) > 0;
-    return c->share && b->dram_parts == ns->identity.parts && share_lacks(b, ns);
+    return c->shared && b->dram_parts == ns->identity.parts && shared_lacks(b, ns);
 }
 
 /* ---- queueing them ---- */
@@ -87,7 +87,7 @@ void cache_write_stored(struct cache *c, block_ref ref, enum write_to to)
     if (admitted(c, to, b, ns))
         write_later(c, to, ref);
     else if (writable(c, to, b, ns))
-        *(to == WRITE_NVME ? &m->nvme_write_refused : &m->share_write_refused) +=
+        *(to == WRITE_NVME ? &m->nvme_write_refused : &m->shared_write_refused) +=
             cache_parts_missing(b, ns, to);
 }
 
@@ -101,7 +101,7 @@ static void write_used(struct cache *c, enum write_to to, const block_ref *refs,
 void cache_write_touched(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)
 {
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
-        if ((to == WRITE_NVME ? c->tier != NULL : c->share != NULL) && write_reused(c, to, ns))
+        if ((to == WRITE_NVME ? c->tier != NULL : c->shared != NULL) && write_reused(c, to, ns))
             write_used(c, to, refs, n);
 }
 
@@ -152,7 +152,8 @@ static int part_begin(struct cache *c, enum write_to to, block_ref ref, uint32_t
         return to == WRITE_NVME ? 1 : -ENOENT;
     if (*left == 0)
         return -EAGAIN;
-    rc = to == WRITE_NVME ? cache_nvme_write(c, ref, part, false) : cache_share_write(c, ref, part);
+    rc =
+        to == WRITE_NVME ? cache_nvme_write(c, ref, part, false) : cache_shared_write(c, ref, part);
     if (rc == -EAGAIN)
         c->write[to].full = true;
     if (rc == 0)
@@ -170,12 +171,12 @@ static int block_write(struct cache *c, enum write_to to, block_ref ref, unsigne
     uint32_t parts = ns->identity.parts;
     bool under_way = false;
 
-    if (to == WRITE_SHARE && !share_lacks(b, ns))
+    if (to == WRITE_SHARED && !shared_lacks(b, ns))
         return 0; /* another host was faster, or it is being written */
     for (uint32_t i = 0; i < parts; i++) {
         int rc;
 
-        if (to == WRITE_SHARE && i == parts - 1 && under_way)
+        if (to == WRITE_SHARED && i == parts - 1 && under_way)
             return 0;
         rc = part_begin(c, to, ref, i, left);
         if (rc == -EAGAIN)
@@ -194,7 +195,7 @@ static struct block_queue *stalled_in(struct cache *c, const struct ns *ns, enum
 {
     if (to == WRITE_NVME ? !cache_ns_writable(ns) : ns->purges > 0)
         return &c->write[to].stalled;
-    return to == WRITE_SHARE && cache_secret_awaited(c, ns) ? &c->without_secret : NULL;
+    return to == WRITE_SHARED && cache_secret_awaited(c, ns) ? &c->without_secret : NULL;
 }
 
 /* What `begun` parts of a block are charged: its parts differ little in size. */
@@ -271,9 +272,9 @@ void cache_writes_abandon(struct cache *c)
             blocks[to] += parts > 0;
         }
     }
-    if (blocks[WRITE_NVME] + blocks[WRITE_SHARE] > 0)
-        log_warn("cache", "write-back-cut", "nvme_blocks=%u share_blocks=%u", blocks[WRITE_NVME],
-                 blocks[WRITE_SHARE]);
+    if (blocks[WRITE_NVME] + blocks[WRITE_SHARED] > 0)
+        log_warn("cache", "write-back-cut", "nvme_blocks=%u shared_blocks=%u", blocks[WRITE_NVME],
+                 blocks[WRITE_SHARED]);
 }
 
 /* The end of recovery goes on. */
@@ -311,9 +312,9 @@ bool cache_write_nvme_run(void *ctx)
     return write_run(ctx, WRITE_NVME);
 }
 
-bool cache_write_share_run(void *ctx)
+bool cache_write_shared_run(void *ctx)
 {
-    return write_run(ctx, WRITE_SHARE);
+    return write_run(ctx, WRITE_SHARED);
 }
 
 static bool write_ready(const struct cache *c, enum write_to to)
@@ -326,9 +327,9 @@ bool cache_write_nvme_ready(const void *ctx)
     return write_ready(ctx, WRITE_NVME);
 }
 
-bool cache_write_share_ready(const void *ctx)
+bool cache_write_shared_ready(const void *ctx)
 {
-    return write_ready(ctx, WRITE_SHARE);
+    return write_ready(ctx, WRITE_SHARED);
 }
 
 /* From the last one on, so that each comes to be in front of those that came after it. */
@@ -339,11 +340,11 @@ bool cache_writes_secret(struct cache *c)
     for (int i = 0; i < SECRET_LOOKS && c->with_secret > 0; i++, c->with_secret--) {
         block_ref ref = queue_pop_last(q);
 
-        if (!c->no_writes && cache_still_waits(c, WRITE_SHARE, ref) &&
+        if (!c->no_writes && cache_still_waits(c, WRITE_SHARED, ref) &&
             cache_secret_awaited(c, cache_ns(c, ref)))
             (void)queue_push_front(q, ref); /* there is a place */
         else
-            cache_write_unstall(c, WRITE_SHARE, ref);
+            cache_write_unstall(c, WRITE_SHARED, ref);
     }
     cache_released(c);
     return c->with_secret > 0;

@@ -27,28 +27,28 @@ static void nvme_cb(struct part_op *w, int status)
     durables_written(c, &waiters, status);
 }
 
-static void share_cb(struct part_op *w, int status)
+static void shared_cb(struct part_op *w, int status)
 {
     struct cache *c = w->cache;
 
-    c->write[WRITE_SHARE].writing_bytes -= w->io.share.bytes;
+    c->write[WRITE_SHARED].writing_bytes -= w->io.shared.bytes;
     if (status == 0) {
-        part_set_share(c, w->ref, w->part, PART_SHARE_KNOWN, w->io.share.root);
+        part_set_shared(c, w->ref, w->part, PART_SHARED_KNOWN, w->io.shared.root);
         cache_write_next_part(c, w->ref, w->part);
     } else {
-        part_set_share(c, w->ref, w->part, PART_SHARE_NONE, 0);
-        c->config.metrics->share_write_dropped++;
+        part_set_shared(c, w->ref, w->part, PART_SHARED_NONE, 0);
+        c->config.metrics->shared_write_dropped++;
     }
     cache_released(c);
     /* A file that was written while its block was evicted by name came too late for the removal of
      * the others; a write that failed may have left it, too. */
     if (cache_deleting(c, w->ref))
-        share_remove(c->share, &w->io.share.id, &w->io.share.who);
+        shared_remove(c->shared, &w->io.shared.id, &w->io.shared.who);
     cache_put(c, w->ref, w->part);
     free(w);
 }
 
-static const struct op_kind write_kind = {nvme_cb, share_cb};
+static const struct op_kind write_kind = {nvme_cb, shared_cb};
 
 /* 0: *out is under way, and has a reference to the part. */
 static int write_begin(struct cache *c, enum write_to to, block_ref ref, uint32_t part,
@@ -64,7 +64,7 @@ static int write_begin(struct cache *c, enum write_to to, block_ref ref, uint32_
     part_ref(c, p);
     rc = span_part(c, ref, part, &span);
     if (rc == 0)
-        rc = to == WRITE_NVME ? op_tier(w, TIER_WRITE, &span) : op_share(w, true, &span);
+        rc = to == WRITE_NVME ? op_tier(w, TIER_WRITE, &span) : op_shared(w, true, &span);
     if (rc != 0) {
         part_unref(c, p);
         free(w);
@@ -88,14 +88,14 @@ int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part, bool durable
     return rc;
 }
 
-int cache_share_write(struct cache *c, block_ref ref, uint32_t part)
+int cache_shared_write(struct cache *c, block_ref ref, uint32_t part)
 {
     struct part_op *w;
-    int rc = write_begin(c, WRITE_SHARE, ref, part, &w);
+    int rc = write_begin(c, WRITE_SHARED, ref, part, &w);
 
     if (rc == 0)
-        part_set_share(c, ref, part, PART_SHARE_WRITING, 0);
-    c->config.metrics->share_write_waits += rc == -EAGAIN;
+        part_set_shared(c, ref, part, PART_SHARED_WRITING, 0);
+    c->config.metrics->shared_write_waits += rc == -EAGAIN;
     return rc;
 }
 

@@ -513,7 +513,7 @@ static int check_nvme(const struct config *c, struct config_error *e)
     return 0;
 }
 
-static int check_share(const struct config *c, struct config_error *e)
+static int check_shared(const struct config *c, struct config_error *e)
 {
     struct config_root roots[UCM_MAX_ROOTS];
     uint32_t n;
@@ -521,7 +521,7 @@ static int check_share(const struct config *c, struct config_error *e)
 
     if (rc < 0 || n == 0)
         return rc;
-    return check_at_least(c, e, "share.deadline", 1, "share.lookup_deadline");
+    return check_at_least(c, e, "shared.deadline", 1, "shared.lookup_deadline");
 }
 
 typedef int (*check_fn)(const struct config *c, struct config_error *e);
@@ -539,7 +539,7 @@ static int check_all(const struct config *c, struct config_error *e, const check
 int config_check_values(const struct config *c, struct config_error *e)
 {
     static const check_fn checks[] = {check_sizes, check_tenants, config_tenants_check,
-                                      check_encryption, check_share};
+                                      check_encryption, check_shared};
 
     return check_all(c, e, checks, sizeof(checks) / sizeof(checks[0]));
 }

@@ -39,7 +39,7 @@ enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
 #define CONFIG_MAX_REGIONS_CONN 64u /* of one client */
 #define CONFIG_MAX_LEASES_CONN 4096u
 #define CONFIG_NVME_SUMS_BYTES (16u << 20) /* checksums of layers that the NVMe tier keeps */
-#define CONFIG_SHARE_LOW 90u /* percent of a root's capacity that a garbage collection leaves */
+#define CONFIG_SHARED_LOW 90u /* percent of a root's capacity that a garbage collection leaves */
 
 #define CONFIG_MAX_KEYS 96
 
@@ -97,13 +97,13 @@ struct config {
     enum config_admission nvme_admission;
     unsigned nvme_rewrite; /* percent */
 
-    struct config_list share_roots; /* see roots.h */
-    enum config_spread share_spread;
-    uint64_t share_lookup_ms, share_negative_ms, share_deadline_ms;
-    unsigned share_depth, share_threads;
-    enum config_admission share_admission;
-    bool share_sync;
-    uint64_t share_collect_ms, share_touch_ms;
+    struct config_list shared_roots; /* see roots.h */
+    enum config_spread shared_spread;
+    uint64_t shared_lookup_ms, shared_negative_ms, shared_deadline_ms;
+    unsigned shared_depth, shared_threads;
+    enum config_admission shared_admission;
+    bool shared_sync;
+    uint64_t shared_collect_ms, shared_touch_ms;
 
     enum config_cuda cuda;
     unsigned cpu_threads;

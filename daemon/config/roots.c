@@ -20,7 +20,7 @@
 #define S3 "s3://"
 #define S3_READ "/etc/ucmd/s3" /* its key */
 #define MOONCAKE "mooncake://"
-#define ROOTS "share.roots"
+#define ROOTS "shared.roots"
 #define CAPACITY "capacity="
 #define BUFFER "buffer="
 #define MEMORY "memory="
@@ -168,11 +168,11 @@ static int mooncake_process(const struct config *c, struct config_root *r, struc
 /* What it reads it may write to, too: a root that is "ro" gets no writes from the daemon. */
 static int directory_process(const struct config *c, struct config_root *r, struct config_error *e)
 {
-    uint64_t parts = c->share_threads * (c->arena_slab + 8192); /* one for each thread */
+    uint64_t parts = c->shared_threads * (c->arena_slab + 8192); /* one for each thread */
     char words[16];
 
     /* The health check finds one that no other has. */
-    snprintf(words, sizeof(words), " %u", (unsigned)c->share_threads + 1);
+    snprintf(words, sizeof(words), " %u", (unsigned)c->shared_threads + 1);
     strcpy(r->process.directory, r->target);
     if (parts < CONFIG_BUFFER)
         r->process.buffer_bytes = parts;
@@ -324,8 +324,8 @@ int config_roots(const struct config *c, struct config_root out[UCM_MAX_ROOTS], 
 
     *n = 0;
     config_locate(c, e, ROOTS);
-    for (size_t i = 0; rc == 0 && i < c->share_roots.n; i++)
-        rc = root_parse(c->share_roots.item[i], &out[(*n)++], e);
+    for (size_t i = 0; rc == 0 && i < c->shared_roots.n; i++)
+        rc = root_parse(c->shared_roots.item[i], &out[(*n)++], e);
     for (uint32_t i = 0; rc == 0 && i < *n; i++)
         rc = process_make(c, &out[i], e);
     for (uint32_t i = 1; rc == 0 && i < *n; i++)

@@ -1,4 +1,4 @@
-/* The shared tier's roots as the configuration names them, by share.roots. Any thread. */
+/* The shared tier's roots as the configuration names them, by shared.roots. Any thread. */
 #ifndef UCMD_CONFIG_ROOTS_H
 #define UCMD_CONFIG_ROOTS_H
 

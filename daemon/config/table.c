@@ -174,7 +174,7 @@ const struct config_section config_sections[] = {
     {"mapping", "DRAM that workers map and read without a copy."},
     {"index", "The index of all cached blocks."},
     {"nvme", "The tier on local disks. Without paths there is none."},
-    {"share",
+    {"shared",
      "The tier that several hosts share (docs/shared-tier.md). Without roots there is none."},
     {"device", "GPUs."},
     {"copy", "Copies into and out of GPUs."},
@@ -207,7 +207,7 @@ const struct config_key config_keys[] = {
          "tenants, or uid:N, or * for every tenant whose own entry does not set the key. The "
          "keys are weight (its part of a busy device, against the weights of others), "
          "namespaces (instead of limits.namespaces_per_tenant), and the sizes dram.guaranteed, "
-         "dram.most, nvme.guaranteed, nvme.most, share.guaranteed and share.most. Others "
+         "dram.most, nvme.guaranteed, nvme.most, shared.guaranteed and shared.most. Others "
          "cannot evict what is guaranteed. A tenant gets at most the value of most; 0 is no bound. "
          "Guarantees on NVMe are at most half of it. Garbage collection keeps both sizes on "
          "each shared root. docs/configuration.md lists all settings."},
@@ -286,7 +286,7 @@ const struct config_key config_keys[] = {
     {KEY("index.max_blocks", INT, index_max_blocks, "16777216"), RANGE(1024, 1ull << 31),
      .help = "Blocks that the index holds at most, over all tiers, at 128 bytes each. Each part of "
              "a block beyond its first costs 24 bytes more, and counts in proportion. Without "
-             "nvme.paths and share.roots the limit is at most one block for each 4 KiB of "
+             "nvme.paths and shared.roots the limit is at most one block for each 4 KiB of "
              "arena.size, plus 65536. A full index drops the least recently used blocks, from NVMe "
              "too (index_evicted in the stats)."},
 
@@ -338,7 +338,7 @@ const struct config_key config_keys[] = {
      .help = "Percent of a segment that may be written again before the segment is reused: parts "
              "that were read since they were written."},
 
-    {KEY("share.roots", LIST, share_roots, ""), RANGE(0, UCM_MAX_ROOTS),
+    {KEY("shared.roots", LIST, shared_roots, ""), RANGE(0, UCM_MAX_ROOTS),
      .help =
          "Directories of mounted file systems, NFS servers, which need no mount, buckets of S3 "
          "servers and Mooncake stores: [/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 "
@@ -346,31 +346,31 @@ const struct config_key config_keys[] = {
          "After the target may follow capacity=SIZE (beyond it the oldest files are removed; none: "
          "no bound) and ro (nothing is written there). A backend of your own is \"process:NAME "
          "capacity=10TiB -- /usr/libexec/ucmd/NAME WORD\" (docs/backends.md)."},
-    {KEY("share.spread", ENUM, share_spread, "tiered"), .names = spread_names,
+    {KEY("shared.spread", ENUM, shared_spread, "tiered"), .names = spread_names,
      .help = "How blocks are spread over several roots. tiered: to the first root that takes "
              "writes; what garbage collection would remove from it is copied to the next one. "
              "hashed: each block has one root, by its key; for servers that are alike."},
-    {KEY("share.lookup_deadline", DURATION, share_lookup_ms, "50ms"), RANGE(1, 10 * SECOND),
+    {KEY("shared.lookup_deadline", DURATION, shared_lookup_ms, "50ms"), RANGE(1, 10 * SECOND),
      .help = "How long a lookup waits for the roots at most. Blocks whose search has not ended by "
              "then count as missing."},
-    {KEY("share.negative", DURATION, share_negative_ms, "2s"), RANGE(0, HOUR), .internal = true,
+    {KEY("shared.negative", DURATION, shared_negative_ms, "2s"), RANGE(0, HOUR), .internal = true,
      .help = "How long the daemon remembers that a block is not there."},
-    {KEY("share.deadline", DURATION, share_deadline_ms, "5s"), RANGE(10, 600 * SECOND),
+    {KEY("shared.deadline", DURATION, shared_deadline_ms, "5s"), RANGE(10, 600 * SECOND),
      .help = "How long one read or write may take. If several roots may have a block, one that "
              "does not answer leaves half of this time to the others."},
-    {KEY("share.depth", INT, share_depth, "64"), RANGE(1, 1024),
+    {KEY("shared.depth", INT, shared_depth, "64"), RANGE(1, 1024),
      .help = "Requests in flight for each root that is not a directory."},
-    {KEY("share.threads", INT, share_threads, "16"), RANGE(2, 256),
+    {KEY("shared.threads", INT, shared_threads, "16"), RANGE(2, 256),
      .help = "Threads of each directory's process; each has one request in flight."},
-    {KEY("share.admission", ENUM, share_admission, "all"), .names = admission_names,
+    {KEY("shared.admission", ENUM, shared_admission, "all"), .names = admission_names,
      .help = "Which blocks are written: all, or as with nvme.admission: reuse."},
-    {KEY("share.sync", BOOL, share_sync, "false"), .names = bool_names,
+    {KEY("shared.sync", BOOL, shared_sync, "false"), .names = bool_names,
      .help = "Have the server make each file durable before it gets its name. Without it, a crash "
              "of the server may leave truncated files; loads count them as misses."},
-    {KEY("share.collect", DURATION, share_collect_ms, "10min"), RANGE(SECOND, 24 * HOUR),
-     .help = "Time from one garbage collection of a root to the next. 'ucmctl share collect' "
+    {KEY("shared.collect", DURATION, shared_collect_ms, "10min"), RANGE(SECOND, 24 * HOUR),
+     .help = "Time from one garbage collection of a root to the next. 'ucmctl shared gc' "
              "begins one at once."},
-    {KEY("share.touch", DURATION, share_touch_ms, "1h"), RANGE(0, 365 * 24 * HOUR),
+    {KEY("shared.touch", DURATION, shared_touch_ms, "1h"), RANGE(0, 365 * 24 * HOUR),
      .internal = true,
      .help =
          "A file that is read gets a new modification time when the old one is older than this."},

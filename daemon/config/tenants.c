@@ -172,19 +172,19 @@ int tenant_settings_check(const struct tenant_settings *s, char why[TENANT_WHY_B
 
     if (rc == 0)
         rc = most_check("nvme", s->nvme_guaranteed, s->nvme_most, why);
-    return rc != 0 ? rc : most_check("share", s->share_guaranteed, s->share_most, why);
+    return rc != 0 ? rc : most_check("shared", s->shared_guaranteed, s->shared_most, why);
 }
 
 bool tenant_gives_guarantee(const struct tenant_settings *s)
 {
-    return s->dram_guaranteed > 0 || s->nvme_guaranteed > 0 || s->share_guaranteed > 0;
+    return s->dram_guaranteed > 0 || s->nvme_guaranteed > 0 || s->shared_guaranteed > 0;
 }
 
 void tenant_guarantees_add(struct tenant_settings *sum, const struct tenant_settings *s)
 {
     sum->dram_guaranteed += s->dram_guaranteed;
     sum->nvme_guaranteed += s->nvme_guaranteed;
-    sum->share_guaranteed += s->share_guaranteed;
+    sum->shared_guaranteed += s->shared_guaranteed;
 }
 
 static int sum_check(const char *key, uint64_t sum, const char *of, uint64_t size,
@@ -211,7 +211,7 @@ static uint64_t root_least(const struct config *c)
     for (uint32_t i = 0; i < n; i++)
         if (roots[i].capacity_bytes > 0 && roots[i].capacity_bytes < least)
             least = roots[i].capacity_bytes;
-    return n == 0 ? 0 : least == UINT64_MAX ? least : least / 100 * CONFIG_SHARE_LOW;
+    return n == 0 ? 0 : least == UINT64_MAX ? least : least / 100 * CONFIG_SHARED_LOW;
 }
 
 int tenant_guarantees_check(const struct config *c, const struct tenant_settings *sum,
@@ -227,7 +227,7 @@ int tenant_guarantees_check(const struct config *c, const struct tenant_settings
         rc = sum_check("nvme.guaranteed", sum->nvme_guaranteed,
                        "half of the NVMe tier, the rest of which it needs to write,", half, why);
     return rc != 0 ? rc
-                   : sum_check("share.guaranteed", sum->share_guaranteed,
+                   : sum_check("shared.guaranteed", sum->shared_guaranteed,
                                "what garbage collection leaves on the smallest shared root",
                                root_least(c), why);
 }

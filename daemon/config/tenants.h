@@ -20,8 +20,8 @@
     X(dram_most, "dram.most", SIZE, 0, TENANT_SIZE_MAX, 0)                                         \
     X(nvme_guaranteed, "nvme.guaranteed", SIZE, 0, TENANT_SIZE_MAX, 0)                             \
     X(nvme_most, "nvme.most", SIZE, 0, TENANT_SIZE_MAX, 0)                                         \
-    X(share_guaranteed, "share.guaranteed", SIZE, 0, TENANT_SIZE_MAX, 0)                           \
-    X(share_most, "share.most", SIZE, 0, TENANT_SIZE_MAX, 0)                                       \
+    X(shared_guaranteed, "shared.guaranteed", SIZE, 0, TENANT_SIZE_MAX, 0)                         \
+    X(shared_most, "shared.most", SIZE, 0, TENANT_SIZE_MAX, 0)                                     \
     X(namespaces, "namespaces", COUNT, 1, 32768, 32768)                                            \
     X(connections, "connections", COUNT, 0, 65536, 0)                                              \
     X(requests, "requests", COUNT, 0, 65536, 0)                                                    \

@@ -8,7 +8,7 @@
 
 #include <stdio.h>
 
-/* 0, or -EINVAL with *e when share.roots can't be read. Nothing is written on failure. */
+/* 0, or -EINVAL with *e when shared.roots can't be read. Nothing is written on failure. */
 int config_unit_print(const struct config *c, FILE *out, struct config_error *e);
 
 /* What to add to a sentence about what the sandbox may have refused: "" unless systemd started this

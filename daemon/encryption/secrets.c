@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MODULE "share"
+#define MODULE "shared"
 #define WAYS 4u
 #define SETS 256u
 #define BATCH 64u
@@ -19,7 +19,7 @@
 enum state { NONE, AWAITED, KNOWN, FAILED };
 
 struct entry {
-    uint8_t fingerprint[UCM_FINGERPRINT_BYTES], secret[SHARE_SECRET_BYTES];
+    uint8_t fingerprint[UCM_FINGERPRINT_BYTES], secret[SHARED_SECRET_BYTES];
     enum state state;
     bool due;         /* to be read, or looked at again */
     uint64_t read_ms; /* when the last reading that succeeded began; of FAILED: when it failed */
@@ -35,7 +35,7 @@ struct job {
     unsigned n;
     uint64_t began_ms;
     struct item {
-        uint8_t fingerprint[UCM_FINGERPRINT_BYTES], secret[SHARE_SECRET_BYTES];
+        uint8_t fingerprint[UCM_FINGERPRINT_BYTES], secret[SHARED_SECRET_BYTES];
         int status;
     } item[BATCH];
 };
@@ -216,7 +216,7 @@ static bool entry_settle(struct secrets *s, struct entry *e, int status, const u
                          uint64_t began_ms)
 {
     bool same = e->state == KNOWN && status == 0 && secret &&
-                memcmp(e->secret, secret, SHARE_SECRET_BYTES) == 0;
+                memcmp(e->secret, secret, SHARED_SECRET_BYTES) == 0;
 
     if (status < 0 && !s->closing)
         tell(s, status);
@@ -225,7 +225,7 @@ static bool entry_settle(struct secrets *s, struct entry *e, int status, const u
     e->state = status == 0 ? KNOWN : FAILED;
     e->read_ms = status == 0 ? began_ms : uv_now(s->loop);
     if (status == 0)
-        memcpy(e->secret, secret, SHARE_SECRET_BYTES);
+        memcpy(e->secret, secret, SHARED_SECRET_BYTES);
     return !same;
 }
 

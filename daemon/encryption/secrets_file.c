@@ -32,7 +32,7 @@ static void encode(const uint8_t *fingerprint, const uint8_t *secret, uint8_t ou
 {
     memcpy(out, MAGIC, 8);
     memcpy(out + AT_FINGERPRINT, fingerprint, UCM_FINGERPRINT_BYTES);
-    memcpy(out + AT_SECRET, secret, SHARE_SECRET_BYTES);
+    memcpy(out + AT_SECRET, secret, SHARED_SECRET_BYTES);
     put64(out + AT_SUM, checksum_of(out, AT_SUM));
 }
 
@@ -41,7 +41,7 @@ static int decode(const uint8_t in[FILE_BYTES], const uint8_t *fingerprint, uint
     if (memcmp(in, MAGIC, 8) != 0 || get64(in + AT_SUM) != checksum_of(in, AT_SUM) ||
         memcmp(in + AT_FINGERPRINT, fingerprint, UCM_FINGERPRINT_BYTES) != 0)
         return -EBADMSG;
-    memcpy(secret, in + AT_SECRET, SHARE_SECRET_BYTES);
+    memcpy(secret, in + AT_SECRET, SHARED_SECRET_BYTES);
     return 0;
 }
 
@@ -66,7 +66,7 @@ static int secret_read(int directory, const char *name, const uint8_t *fingerpri
 /* A new secret, whole and on stable storage, under a name of its own. */
 static int temp_write(int directory, const uint8_t *fingerprint, char temp[TEMP_BYTES])
 {
-    uint8_t bytes[FILE_BYTES], secret[SHARE_SECRET_BYTES];
+    uint8_t bytes[FILE_BYTES], secret[SHARED_SECRET_BYTES];
     uint64_t number;
     int rc = encryption_random(&number, sizeof(number)), fd;
 
@@ -118,7 +118,7 @@ static int secret_make(int directory, const char *name, const uint8_t *fingerpri
 }
 
 int secrets_file_get(const char *path, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-                     uint8_t secret[SHARE_SECRET_BYTES])
+                     uint8_t secret[SHARED_SECRET_BYTES])
 {
     int directory = directory_open(path), rc;
     char name[NAME_BYTES];
@@ -151,7 +151,7 @@ static int old_wipe(int fd)
 }
 
 int secrets_file_replace(const char *path, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-                         uint8_t secret[SHARE_SECRET_BYTES])
+                         uint8_t secret[SHARED_SECRET_BYTES])
 {
     int directory = directory_open(path), old, rc;
     char name[NAME_BYTES], temp[TEMP_BYTES];

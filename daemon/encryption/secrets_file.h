@@ -8,18 +8,18 @@
 #ifndef UCMD_ENCRYPTION_SECRETS_FILE_H
 #define UCMD_ENCRYPTION_SECRETS_FILE_H
 
-#include "daemon/share/share.h"
+#include "daemon/shared/shared.h"
 
 #include <stdint.h>
 
 /* The namespace's secret; of several hosts that make it at once all get the same. 0; -EBADMSG: what
  * lies there is no secret; -errno. */
 int secrets_file_get(const char *directory, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-                     uint8_t secret[SHARE_SECRET_BYTES]);
+                     uint8_t secret[SHARED_SECRET_BYTES]);
 /* Puts a new secret in the place of the one that is there, and overwrites that. 0 and the new one,
  * or another host's that came between; -errno: the former one may still be there. */
 int secrets_file_replace(const char *directory, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-                         uint8_t secret[SHARE_SECRET_BYTES]);
+                         uint8_t secret[SHARED_SECRET_BYTES]);
 /* Whether secrets can be made there. 0: they can; 1: they can, but users other than the directory's
  * owner and group may write to it, too; -errno. */
 int secrets_file_check(const char *directory);

@@ -40,8 +40,8 @@ struct gc {
     uint64_t marked_ns;   /* the marker's time; 0: unknown */
     struct deadline next; /* of the next pass, the present step's next try, the next renewal */
     enum gc_step step;
-    struct share_task task;
-    struct share_task renewal; /* touches the marker while a pass goes on */
+    struct shared_task task;
+    struct shared_task renewal; /* touches the marker while a pass goes on */
     unsigned tries;
     uint8_t marker[GC_MARKER_BYTES];
     struct gc_walk walk;
@@ -77,7 +77,7 @@ static void next_cb(struct deadline *d)
 
 static void next_in(struct gc *gc, uint64_t in_ms)
 {
-    const struct share_root_config *root = &gc->config.root->config;
+    const struct shared_root_config *root = &gc->config.root->config;
 
     if (!gc->stopped)
         deadline_arm(root->deadlines, &gc->next, uv_now(root->loop) + in_ms, next_cb);
@@ -94,11 +94,11 @@ static void idle(struct gc *gc, uint64_t next_ms)
 /* Logs the first of several failures in a row. */
 static void failure_note(struct gc *gc, const char *event, bool *logged, int status)
 {
-    gc->config.root->config.metrics->share_gc_failed++;
+    gc->config.root->config.metrics->shared_gc_failed++;
     if (*logged)
         return;
     *logged = true;
-    log_warn("share", event, "root=%u step=%d error=%s", gc->config.root->number, (int)gc->step,
+    log_warn("shared", event, "root=%u step=%d error=%s", gc->config.root->number, (int)gc->step,
              strerror(-status));
 }
 
@@ -198,8 +198,8 @@ static void pass_ended_cb(struct gc_walk *w, int status)
     else
         gc->incomplete = false;
     gc->usage = (struct gc_usage){true, pass->used_bytes, pass->used_files};
-    gc->config.root->config.metrics->share_gc_passes++;
-    log_info("share", "gc",
+    gc->config.root->config.metrics->shared_gc_passes++;
+    log_info("shared", "gc",
              "root=%u removed=%" PRIu64 " bytes=%" PRIu64 " used=%" PRIu64 " files=%" PRIu64
              " ms=%" PRIu64,
              gc->config.root->number, pass->removed, pass->removed_bytes, pass->used_bytes,
@@ -229,8 +229,8 @@ static void clock_taken(struct gc *gc, int status)
     int err = status;
 
     gc->walk.pass.now_ns = gc->task.op.now_ns;
-    if (share_status_full(status))
-        err = share_root_time(gc->config.root, &gc->walk.pass.now_ns);
+    if (shared_status_full(status))
+        err = shared_root_time(gc->config.root, &gc->walk.pass.now_ns);
     if (gc->look && !gc->forced && !gc->full)
         looked(gc);
     else if (err < 0)
@@ -265,7 +265,7 @@ static void step_ended(struct gc *gc, int status)
     }
 }
 
-static void step_cb(struct share_task *t)
+static void step_cb(struct shared_task *t)
 {
     struct gc *gc = LIST_ENTRY(t, struct gc, task);
 
@@ -276,24 +276,24 @@ static void step_cb(struct share_task *t)
     step_ended(gc, t->status);
 }
 
-static enum share_verb step_verb(enum gc_step step)
+static enum shared_verb step_verb(enum gc_step step)
 {
     switch (step) {
     case GC_STEP_READ:
-        return SHARE_READ;
+        return SHARED_READ;
     case GC_STEP_CLOCK:
-        return SHARE_CHECK;
+        return SHARED_CHECK;
     case GC_STEP_CLAIM:
-        return SHARE_TOUCH;
+        return SHARED_TOUCH;
     case GC_STEP_UNMARK:
-        return SHARE_REMOVE;
+        return SHARED_REMOVE;
     default:
-        return SHARE_WRITE;
+        return SHARED_WRITE;
     }
 }
 
 /* An operation on the marker. */
-static int task_make(struct share_task *t, enum share_verb verb)
+static int task_make(struct shared_task *t, enum shared_verb verb)
 {
     char name[BLOCK_FILE_NAME_CAP];
     uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
@@ -309,7 +309,7 @@ static int task_make(struct share_task *t, enum share_verb verb)
 
 static void step_start(struct gc *gc, enum gc_step step)
 {
-    struct share_op *op = &gc->task.op;
+    struct shared_op *op = &gc->task.op;
     int err = task_make(&gc->task, step_verb(step));
 
     gc->step = step;
@@ -331,7 +331,7 @@ static void step_start(struct gc *gc, enum gc_step step)
 
 /* ---- while a pass goes on ---- */
 
-static void renewed_cb(struct share_task *t)
+static void renewed_cb(struct shared_task *t)
 {
     (void)t; /* it saves work and nothing else */
 }
@@ -340,7 +340,7 @@ static void renewed_cb(struct share_task *t)
  * hosts would list the root, too. */
 static void renew(struct gc *gc)
 {
-    if (gc->renewal.state == SHARE_TASK_NONE && task_make(&gc->renewal, SHARE_TOUCH) == 0)
+    if (gc->renewal.state == SHARED_TASK_NONE && task_make(&gc->renewal, SHARED_TOUCH) == 0)
         (void)gc_submit(gc->config.root, &gc->renewal, renewed_cb); /* or the next time */
     next_in(gc, gc->config.collect_ms / RENEWALS);
 }
@@ -349,7 +349,7 @@ static void renew(struct gc *gc)
 
 static bool step_under_way(const struct gc *gc)
 {
-    return gc->task.state != SHARE_TASK_NONE;
+    return gc->task.state != SHARED_TASK_NONE;
 }
 
 int gc_new(const struct gc_config *config, struct gc **out)
@@ -372,17 +372,17 @@ void gc_stop(struct gc *gc)
         return;
     gc->stopped = true;
     deadline_disarm(gc->config.root->config.deadlines, &gc->next);
-    if (step_under_way(gc) && share_root_cancel(gc->config.root, &gc->task))
+    if (step_under_way(gc) && shared_root_cancel(gc->config.root, &gc->task))
         gc->step = GC_STEP_IDLE;
-    if (gc->renewal.state != SHARE_TASK_NONE)
-        (void)share_root_cancel(gc->config.root, &gc->renewal); /* else gc_busy waits for it */
+    if (gc->renewal.state != SHARED_TASK_NONE)
+        (void)shared_root_cancel(gc->config.root, &gc->renewal); /* else gc_busy waits for it */
     if (gc->step == GC_STEP_SWEEP)
         gc_walk_stop(&gc->walk);
 }
 
 bool gc_busy(const struct gc *gc)
 {
-    return step_under_way(gc) || gc->renewal.state != SHARE_TASK_NONE || gc_walk_busy(&gc->walk);
+    return step_under_way(gc) || gc->renewal.state != SHARED_TASK_NONE || gc_walk_busy(&gc->walk);
 }
 
 void gc_free(struct gc *gc)
@@ -428,7 +428,7 @@ struct gc_usage gc_usage(const struct gc *gc)
     return gc->usage;
 }
 
-void gc_quotas(struct gc *gc, share_quota_fn quota_cb, void *ctx)
+void gc_quotas(struct gc *gc, shared_quota_fn quota_cb, void *ctx)
 {
     gc->walk.quota.quota_cb = quota_cb;
     gc->walk.quota.ctx = ctx;

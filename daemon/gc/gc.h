@@ -22,7 +22,7 @@
 #ifndef UCMD_GC_GC_H
 #define UCMD_GC_GC_H
 
-#include "daemon/share/root.h"
+#include "daemon/shared/root.h"
 
 struct gc;
 
@@ -30,9 +30,9 @@ struct gc;
 #define GC_FULL_PAUSE_MS 60000u                /* between passes because the server was full */
 
 struct gc_config {
-    struct share_root *root; /* if it is read-only, only its marker is read */
-    struct share_root *next; /* files are copied there before they go; NULL: no copies */
-    bool sync;               /* a copy is on stable storage before its file goes */
+    struct shared_root *root; /* if it is read-only, only its marker is read */
+    struct shared_root *next; /* files are copied there before they go; NULL: no copies */
+    bool sync;                /* a copy is on stable storage before its file goes */
     unsigned low;        /* percent of the capacity, or of what is used when the server is full */
     uint64_t collect_ms; /* from pass to pass */
     uint64_t first_ms; /* about how long until the first pass; 0: up to 10 s, and a look at once */
@@ -53,7 +53,7 @@ void gc_full(struct gc *gc);
 int gc_run(struct gc *gc);
 
 /* Tenants' quotas, which passes keep from the next one on: quota.h. */
-void gc_quotas(struct gc *gc, share_quota_fn quota_cb, void *ctx);
+void gc_quotas(struct gc *gc, shared_quota_fn quota_cb, void *ctx);
 
 struct gc_usage {
     bool known;

@@ -2,7 +2,7 @@
  * host that collects (quota.h). Its name has the namespace's fingerprint, its payload the tenant's
  * name, zeros after it. Written again after a while, as a collector removes the notes of
  * namespaces without files; a file that is there already is left as it is. */
-#include "daemon/share/share_internal.h"
+#include "daemon/shared/shared_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,30 +10,30 @@
 #define NOTED_MS 3600000u
 
 struct note {
-    struct share_task task;
-    struct share *share;
+    struct shared_task task;
+    struct shared *shared;
     uint8_t tenant[UCM_MAX_NAME_BYTES];
 };
 
-static void noted_cb(struct share_task *t)
+static void noted_cb(struct shared_task *t)
 {
     struct note *n = LIST_ENTRY(t, struct note, task);
 
-    n->share->noting--;
+    n->shared->noting--;
     free(n);
 }
 
-static bool note_write(struct share *s, struct share_root *r, const struct share_io *io)
+static bool note_write(struct shared *s, struct shared_root *r, const struct shared_io *io)
 {
     struct note *n = calloc(1, sizeof(*n));
-    struct share_op *op;
+    struct shared_op *op;
 
     if (!n)
         return false;
-    n->share = s;
+    n->shared = s;
     memcpy(n->tenant, io->tenant, strnlen(io->tenant, sizeof(n->tenant)));
     op = &n->task.op;
-    op->verb = SHARE_WRITE;
+    op->verb = SHARED_WRITE;
     op->by_name = op->note = true;
     op->bucket = BLOCK_FILE_TENANT_BUCKET;
     block_file_tenant_name(io->id.fingerprint, op->name);
@@ -43,10 +43,10 @@ static bool note_write(struct share *s, struct share_root *r, const struct share
     op->data = n->tenant;
     op->bytes = sizeof(n->tenant);
     op->sync = s->settings.sync;
-    n->task.class = SHARE_BACKGROUND;
-    n->task.deadline_ms = share_now(s) + s->settings.deadline_ms;
+    n->task.class = SHARED_BACKGROUND;
+    n->task.deadline_ms = shared_now(s) + s->settings.deadline_ms;
     n->task.released_cb = noted_cb;
-    if (share_root_submit(r, &n->task) < 0) {
+    if (shared_root_submit(r, &n->task) < 0) {
         free(n);
         return false;
     }
@@ -54,23 +54,23 @@ static bool note_write(struct share *s, struct share_root *r, const struct share
     return true;
 }
 
-void share_tenant_note(struct share *s, const struct share_io *io)
+void shared_tenant_note(struct shared *s, const struct shared_io *io)
 {
-    struct share_noted *at;
+    struct shared_noted *at;
     uint32_t hash; /* a fingerprint's bytes are as good as random */
 
-    if (!io->tenant || s->noting >= SHARE_NOTES_MAX)
+    if (!io->tenant || s->noting >= SHARED_NOTES_MAX)
         return;
     memcpy(&hash, io->id.fingerprint, sizeof(hash));
-    at = &s->noted[hash % SHARE_NOTED];
+    at = &s->noted[hash % SHARED_NOTED];
     if (memcmp(at->fingerprint, io->id.fingerprint, sizeof(at->fingerprint)) != 0 ||
-        share_now(s) >= at->until_ms) {
+        shared_now(s) >= at->until_ms) {
         memcpy(at->fingerprint, io->id.fingerprint, sizeof(at->fingerprint));
-        at->until_ms = share_now(s) + NOTED_MS;
+        at->until_ms = shared_now(s) + NOTED_MS;
         at->roots = 0;
     }
     for (uint32_t i = 0; i < s->n; i++)
-        if (!(at->roots >> i & 1) && share_root_takes_writes(s->roots[i]) &&
+        if (!(at->roots >> i & 1) && shared_root_takes_writes(s->roots[i]) &&
             note_write(s, s->roots[i], io))
             at->roots |= 1u << i;
 }

@@ -6,7 +6,7 @@
 #ifndef UCMD_GC_PARTS_H
 #define UCMD_GC_PARTS_H
 
-#include "daemon/share/block_file.h"
+#include "daemon/shared/block_file.h"
 
 #define GC_NAMESPACES 1024u
 

@@ -26,7 +26,7 @@ static struct gc_walk *walk_of(struct gc_sweep *s)
 
 /* Counts what the bucket holds now, without notes: other hosts may have written to it or
  * removed from it since it was last listed. */
-static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
+static void listed_cb(struct gc_sweep *s, const struct shared_listing *l)
 {
     struct gc_pass *pass = &walk_of(s)->pass;
     uint64_t bytes = 0;
@@ -47,15 +47,15 @@ static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
 }
 
 /* Parts below the highest count as an eighth younger: see gc.h. */
-static uint32_t cell_of(const struct gc_pass *pass, const struct share_file *file, size_t key_chars,
-                        bool highest)
+static uint32_t cell_of(const struct gc_pass *pass, const struct shared_file *file,
+                        size_t key_chars, bool highest)
 {
     uint64_t age = gc_age(pass->now_ns, file->mtime_ns);
 
     return gc_cell(highest ? age : age - age / 8, file->name, key_chars);
 }
 
-static bool temp_old(const struct gc_pass *pass, const struct share_file *file)
+static bool temp_old(const struct gc_pass *pass, const struct shared_file *file)
 {
     return file->mtime_ns < pass->now_ns && pass->now_ns - file->mtime_ns >= GC_TEMP_AGE_NS;
 }
@@ -74,7 +74,7 @@ static bool has_much(const struct gc_pass *pass)
     return pass->used_bytes > pass->pending && pass->used_bytes - pass->pending > pass->target;
 }
 
-static bool block_wanted(struct gc_walk *w, const struct share_file *file,
+static bool block_wanted(struct gc_walk *w, const struct shared_file *file,
                          const struct block_file_name *parsed, struct gc_owner *o)
 {
     struct gc_pass *pass = &w->pass;
@@ -93,7 +93,7 @@ static bool block_wanted(struct gc_walk *w, const struct share_file *file,
            (cell >= pass->cut && has_much(pass) && (!o || gc_quota_spares(o, cell, file->bytes)));
 }
 
-static bool note_wanted(const struct gc_walk *w, const struct share_file *file)
+static bool note_wanted(const struct gc_walk *w, const struct shared_file *file)
 {
     const struct gc_pass *pass = &w->pass;
 
@@ -104,7 +104,7 @@ static bool note_wanted(const struct gc_walk *w, const struct share_file *file)
     return gc_quota_stale(&w->quota, file->name, gc_age(pass->now_ns, file->mtime_ns));
 }
 
-static bool wanted_cb(struct gc_sweep *s, const struct share_file *file)
+static bool wanted_cb(struct gc_sweep *s, const struct shared_file *file)
 {
     struct gc_walk *w = walk_of(s);
     struct block_file_name parsed;
@@ -127,7 +127,7 @@ static bool wanted_cb(struct gc_sweep *s, const struct share_file *file)
     return true;
 }
 
-static void removed_cb(struct gc_sweep *s, const struct share_file *file, int status)
+static void removed_cb(struct gc_sweep *s, const struct shared_file *file, int status)
 {
     struct gc_walk *w = walk_of(s);
     struct gc_pass *pass = &w->pass;
@@ -153,7 +153,7 @@ static void removed_cb(struct gc_sweep *s, const struct share_file *file, int st
         return;
     pass->removed++;
     pass->removed_bytes += file->bytes;
-    w->config->root->config.metrics->share_gc_removed++;
+    w->config->root->config.metrics->shared_gc_removed++;
 }
 
 /* Bytes that the root is brought to; UINT64_MAX: it may stay as it is. */
@@ -182,7 +182,7 @@ static bool cut_find(struct gc_walk *w)
         return go > 0;
     pass->cut = gc_ages_cut(&pass->ages, pass->used_bytes - pass->target - go);
     if (pass->cut == GC_CELLS)
-        log_warn("share", "gc-none-old-enough", "root=%u used=%llu target=%llu",
+        log_warn("shared", "gc-none-old-enough", "root=%u used=%llu target=%llu",
                  w->config->root->number, (unsigned long long)pass->used_bytes,
                  (unsigned long long)pass->target);
     return pass->cut < GC_CELLS || go > 0;

@@ -2,7 +2,7 @@
  * is down or refuses is reported, and the others are swept all the same. */
 #include "daemon/encryption/secrets.h"
 #include "daemon/gc/sweep.h"
-#include "daemon/share/share_internal.h"
+#include "daemon/shared/shared_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -18,10 +18,10 @@ struct purge_root {
 
 struct purge {
     struct list link;
-    struct share_purge *request; /* NULL: its done_cb has run, or it cancelled */
+    struct shared_purge *request; /* NULL: its done_cb has run, or it cancelled */
     uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES];
     uint8_t encrypted[BLOCK_FILE_NAMESPACE_BYTES]; /* what its encrypted files have for it */
-    struct share *share;
+    struct shared *shared;
     struct secrets_purge secret; /* while it is queued it counts in `active` */
     struct deadline stall;       /* when no root has made progress for STALL_MS */
     uint64_t files;
@@ -42,10 +42,10 @@ static int first_failure(int a, int b)
 
 static void report(struct purge *p, int status)
 {
-    struct share_purge *request = p->request;
+    struct shared_purge *request = p->request;
 
     p->request = NULL;
-    deadline_disarm(p->share->settings.deadlines, &p->stall);
+    deadline_disarm(p->shared->settings.deadlines, &p->stall);
     if (!request)
         return;
     request->op = NULL;
@@ -58,7 +58,7 @@ static void sweep_ended(struct purge *p)
         return;
     report(p, p->status);
     list_remove(&p->link);
-    p->share->hash_seed++; /* and those that are on their way */
+    p->shared->hash_seed++; /* and those that are on their way */
     free(p);
 }
 
@@ -67,7 +67,7 @@ static void purge_stop(struct purge *p)
 {
     p->active++; /* keeps the last sweep that ends from freeing it too early */
     if (p->secret.queued) {
-        secrets_cancel(p->share->secrets, &p->secret);
+        secrets_cancel(p->shared->secrets, &p->secret);
         p->active--;
     }
     for (uint32_t i = 0; i < p->n; i++)
@@ -85,7 +85,7 @@ static void stalled_cb(struct deadline *d)
 
 static void stall_arm(struct purge *p)
 {
-    deadline_arm(p->share->settings.deadlines, &p->stall, share_now(p->share) + STALL_MS,
+    deadline_arm(p->shared->settings.deadlines, &p->stall, shared_now(p->shared) + STALL_MS,
                  stalled_cb);
 }
 
@@ -97,7 +97,7 @@ static void progressed(struct gc_sweep *s)
         stall_arm(p);
 }
 
-static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
+static void listed_cb(struct gc_sweep *s, const struct shared_listing *l)
 {
     if (l->unable)
         purge_of(s)->status = first_failure(purge_of(s)->status, -EOPNOTSUPP);
@@ -108,7 +108,7 @@ static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
     progressed(s);
 }
 
-static bool wanted_cb(struct gc_sweep *s, const struct share_file *file)
+static bool wanted_cb(struct gc_sweep *s, const struct shared_file *file)
 {
     struct block_file_name parsed;
 
@@ -117,7 +117,7 @@ static bool wanted_cb(struct gc_sweep *s, const struct share_file *file)
             memcmp(parsed.namespace, purge_of(s)->encrypted, sizeof(parsed.namespace)) == 0);
 }
 
-static void removed_cb(struct gc_sweep *s, const struct share_file *file, int status)
+static void removed_cb(struct gc_sweep *s, const struct shared_file *file, int status)
 {
     (void)file;
     if (status == 0)
@@ -143,15 +143,15 @@ static void secret_replaced_cb(struct secrets_purge *secret, int status)
 
 /* First of all: without its secret a file that is still there, or that a server has a copy of,
  * can't be opened. */
-static void secret_replace(struct purge *p, const struct share_purge *request)
+static void secret_replace(struct purge *p, const struct shared_purge *request)
 {
-    if (!p->share->secrets || memcmp(request->fingerprint, request->encrypted_fingerprint,
-                                     sizeof(request->fingerprint)) == 0)
+    if (!p->shared->secrets || memcmp(request->fingerprint, request->encrypted_fingerprint,
+                                      sizeof(request->fingerprint)) == 0)
         return;
     p->active++;
     p->secret.done_cb = secret_replaced_cb;
     memcpy(p->secret.fingerprint, request->fingerprint, sizeof(p->secret.fingerprint));
-    secrets_purge(p->share->secrets, &p->secret);
+    secrets_purge(p->shared->secrets, &p->secret);
 }
 
 static const struct gc_sweep_ops sweep_ops = {.listed_cb = listed_cb,
@@ -159,13 +159,13 @@ static const struct gc_sweep_ops sweep_ops = {.listed_cb = listed_cb,
                                               .removed_cb = removed_cb,
                                               .done_cb = sweep_done_cb};
 
-int share_purge(struct share *s, struct share_purge *request)
+int shared_purge(struct shared *s, struct shared_purge *request)
 {
     struct purge *p = calloc(1, sizeof(*p));
 
     if (!p)
         return -ENOMEM;
-    p->share = s;
+    p->shared = s;
     memcpy(p->namespace, request->fingerprint, sizeof(p->namespace));
     memcpy(p->encrypted, request->encrypted_fingerprint, sizeof(p->encrypted));
     for (uint32_t i = 0; i < s->n && !s->stopped; i++) {
@@ -193,7 +193,7 @@ int share_purge(struct share *s, struct share_purge *request)
     return 0;
 }
 
-void share_purge_cancel(struct share *s, struct share_purge *request)
+void shared_purge_cancel(struct shared *s, struct shared_purge *request)
 {
     struct purge *p = request->op;
 
@@ -205,7 +205,7 @@ void share_purge_cancel(struct share *s, struct share_purge *request)
     purge_stop(p);
 }
 
-void share_purges_stop(struct share *s)
+void shared_purges_stop(struct shared *s)
 {
     for (struct list *node = s->purges.next, *next; node != &s->purges; node = next) {
         next = node->next;

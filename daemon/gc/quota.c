@@ -40,8 +40,8 @@ static struct gc_space *space_of(const struct gc_quota *q,
 static void left_out(struct gc_quota *q)
 {
     if (!q->left_out)
-        log_warn("share", "gc-quotas-left-out", "root=%u tenants=%u namespaces=%u", q->root->number,
-                 GC_OWNERS, GC_SPACES);
+        log_warn("shared", "gc-quotas-left-out", "root=%u tenants=%u namespaces=%u",
+                 q->root->number, GC_OWNERS, GC_SPACES);
     q->left_out = true;
 }
 
@@ -72,7 +72,7 @@ void gc_quota_free(struct gc_quota *q)
         free(q->owners[i]);
     }
     free(q->spaces);
-    share_listing_free(&q->listing);
+    shared_listing_free(&q->listing);
 }
 
 /* ---- learning whose namespaces are ---- */
@@ -81,7 +81,7 @@ static void ask(struct gc_quota *q);
 
 static void learned(struct gc_quota *q, int status)
 {
-    share_listing_free(&q->listing);
+    shared_listing_free(&q->listing);
     q->learned_cb(q, status);
 }
 
@@ -97,25 +97,25 @@ static void note_tenant(struct gc_quota *q, const uint8_t namespace[BLOCK_FILE_N
         s->owner = owner_number(q, tenant);
 }
 
-static void answered_cb(struct share_task *t)
+static void answered_cb(struct shared_task *t)
 {
     struct gc_quota *q = LIST_ENTRY(t, struct gc_quota, task);
     uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES];
 
-    if (t->op.verb == SHARE_LIST) {
+    if (t->op.verb == SHARED_LIST) {
         q->listing = t->op.listing;
         if (t->status < 0) {
             learned(q, t->status);
             return;
         }
-    } else if (t->op.verb == SHARE_READ && t->status == 0) {
+    } else if (t->op.verb == SHARED_READ && t->status == 0) {
         if (block_file_tenant_parse(t->op.name, namespace))
             note_tenant(q, namespace);
-    } else if (t->op.verb == SHARE_READ && t->status == -EBADMSG) {
+    } else if (t->op.verb == SHARED_READ && t->status == -EBADMSG) {
         q->removing = true; /* no writer would replace it */
         ask(q);
         return;
-    } else if (t->op.verb == SHARE_READ && !share_status_missing(t->status)) {
+    } else if (t->op.verb == SHARED_READ && !shared_status_missing(t->status)) {
         learned(q, t->status);
         return;
     }
@@ -129,7 +129,7 @@ static bool next_file(struct gc_quota *q)
     uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES];
 
     for (; q->at < q->listing.n; q->at++) {
-        const struct share_file *file = &q->listing.files[q->at];
+        const struct shared_file *file = &q->listing.files[q->at];
 
         if (block_file_tenant_parse(file->name, namespace) && !space_of(q, namespace, false) &&
             file->bytes == BLOCK_FILE_HEADER_BYTES + sizeof(q->name))
@@ -140,7 +140,7 @@ static bool next_file(struct gc_quota *q)
 
 static void ask(struct gc_quota *q)
 {
-    struct share_op *op = &q->task.op;
+    struct shared_op *op = &q->task.op;
     char name[BLOCK_FILE_NAME_CAP];
     int err;
 
@@ -157,7 +157,7 @@ static void ask(struct gc_quota *q)
         return;
     }
     memset(&q->task, 0, sizeof(q->task));
-    op->verb = q->removing ? SHARE_REMOVE : SHARE_READ;
+    op->verb = q->removing ? SHARED_REMOVE : SHARED_READ;
     op->by_name = op->note = true;
     op->bucket = BLOCK_FILE_TENANT_BUCKET;
     memcpy(op->name, name, sizeof(op->name));
@@ -168,7 +168,7 @@ static void ask(struct gc_quota *q)
         learned(q, err);
 }
 
-void gc_quota_learn(struct gc_quota *q, struct share_root *root,
+void gc_quota_learn(struct gc_quota *q, struct shared_root *root,
                     void (*learned_cb)(struct gc_quota *q, int status))
 {
     int err;
@@ -184,7 +184,7 @@ void gc_quota_learn(struct gc_quota *q, struct share_root *root,
     if (!q->spaces)
         q->spaces = calloc(GC_SPACES, sizeof(*q->spaces));
     memset(&q->task, 0, sizeof(q->task));
-    q->task.op.verb = SHARE_LIST;
+    q->task.op.verb = SHARED_LIST;
     q->task.op.bucket = BLOCK_FILE_TENANT_BUCKET;
     err = q->spaces ? gc_submit(root, &q->task, answered_cb) : -ENOMEM;
     if (err < 0)
@@ -193,7 +193,7 @@ void gc_quota_learn(struct gc_quota *q, struct share_root *root,
 
 bool gc_quota_busy(const struct gc_quota *q)
 {
-    return q->task.state != SHARE_TASK_NONE;
+    return q->task.state != SHARED_TASK_NONE;
 }
 
 bool gc_quota_cancel(struct gc_quota *q)
@@ -201,9 +201,9 @@ bool gc_quota_cancel(struct gc_quota *q)
     if (!gc_quota_busy(q))
         return false;
     q->cancelled = true;
-    if (!share_root_cancel(q->root, &q->task))
+    if (!shared_root_cancel(q->root, &q->task))
         return false;
-    share_listing_free(&q->listing);
+    shared_listing_free(&q->listing);
     return true;
 }
 
@@ -304,7 +304,7 @@ uint64_t gc_quota_cut(struct gc_quota *q, unsigned low, struct gc_ages *ages)
             if (root_cell(i) >= o->spare_cut && root_cell(i) < o->most_cut)
                 ages->bytes[root_cell(i)] += o->cells[i];
         if (much)
-            log_info("share", "gc-tenant-much", "root=%u tenant=%s bytes=%llu most=%llu",
+            log_info("shared", "gc-tenant-much", "root=%u tenant=%s bytes=%llu most=%llu",
                      q->root->number, o->tenant, (unsigned long long)o->bytes,
                      (unsigned long long)o->most);
     }

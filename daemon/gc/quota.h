@@ -21,7 +21,7 @@
 #define UCMD_GC_QUOTA_H
 
 #include "daemon/gc/ages.h"
-#include "daemon/share/root.h"
+#include "daemon/shared/root.h"
 
 #define GC_OWNERS 1024u /* tenants that are known; others count as without a quota */
 #define GC_SPACES 4096u /* namespaces, likewise */
@@ -48,7 +48,7 @@ struct gc_space {
 };
 
 struct gc_quota {
-    share_quota_fn quota_cb; /* NULL: nobody has any */
+    shared_quota_fn quota_cb; /* NULL: nobody has any */
     void *ctx;
     struct gc_space *spaces; /* GC_SPACES; NULL before the first pass with quotas */
     struct gc_owner *owners[GC_OWNERS];
@@ -56,9 +56,9 @@ struct gc_quota {
     bool listed;   /* a pass has counted all files */
     bool left_out; /* logged */
     /* While tenant files are read. */
-    struct share_root *root;
-    struct share_task task;
-    struct share_listing listing;
+    struct shared_root *root;
+    struct shared_task task;
+    struct shared_listing listing;
     uint32_t at;
     bool removing; /* a file that says nothing */
     bool cancelled;
@@ -69,7 +69,7 @@ struct gc_quota {
 void gc_quota_free(struct gc_quota *q);
 /* Reads what the host does not know yet; nothing, if no tenant has a quota. learned_cb runs with 0
  * or -errno, perhaps from inside. */
-void gc_quota_learn(struct gc_quota *q, struct share_root *root,
+void gc_quota_learn(struct gc_quota *q, struct shared_root *root,
                     void (*learned_cb)(struct gc_quota *q, int status));
 bool gc_quota_busy(const struct gc_quota *q);
 /* True: learned_cb will not run. */

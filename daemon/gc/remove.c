@@ -2,7 +2,7 @@
  * keys and parts takes only the memory of its keys. Each root goes through them on its own, highest
  * parts first: lookups ask for these, so without them the others are not read. Tenants take turns
  * at each root. */
-#include "daemon/share/share_internal.h"
+#include "daemon/shared/shared_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -13,20 +13,20 @@
 #define REMOVING_MAX 64u
 #define OPERATION_COST 4096u
 #define BURST_BYTES (16u * OPERATION_COST)
-#define ALONE_MAX 4096u /* of share_remove, under way */
+#define ALONE_MAX 4096u /* of shared_remove, under way */
 
 /* Removals at one root. */
 struct remover {
-    struct fair_queue queue; /* of share_removal_way.link */
+    struct fair_queue queue; /* of shared_removal_way.link */
     uint32_t under_way;
 };
 
 /* One file at one root. Outlives its removal when that is cancelled. */
 struct removing {
-    struct share_task task;
-    struct share *share;
-    struct share_removal *removal; /* NULL: nobody waits for it any more */
-    struct list link;              /* in removal.under_way */
+    struct shared_task task;
+    struct shared *shared;
+    struct shared_removal *removal; /* NULL: nobody waits for it any more */
+    struct list link;               /* in removal.under_way */
     uint32_t root, key;
 };
 
@@ -34,24 +34,24 @@ struct removing {
 
 static void ended_cb(struct deadline *d)
 {
-    struct share_removal *r = LIST_ENTRY(d, struct share_removal, ended);
+    struct shared_removal *r = LIST_ENTRY(d, struct shared_removal, ended);
 
     list_remove(&r->link);
-    r->share = NULL;
+    r->shared = NULL;
     r->done_cb(r, r->status);
 }
 
 /* Never from inside the call that asked, nor in that of another one. */
-static void removal_end(struct share_removal *r, int status)
+static void removal_end(struct shared_removal *r, int status)
 {
-    const struct share *s = r->share;
+    const struct shared *s = r->shared;
 
     if (r->status == 0)
         r->status = status;
-    deadline_arm(s->settings.deadlines, &r->ended, share_now(s), ended_cb);
+    deadline_arm(s->settings.deadlines, &r->ended, shared_now(s), ended_cb);
 }
 
-static void way_end(struct share_removal *r)
+static void way_end(struct shared_removal *r)
 {
     if (--r->ways == 0)
         removal_end(r, 0);
@@ -59,7 +59,7 @@ static void way_end(struct share_removal *r)
 
 /* ---- which file is next ---- */
 
-static bool way_finds(const struct share_removal *r, struct share_removal_way *way, uint32_t root)
+static bool way_finds(const struct shared_removal *r, struct shared_removal_way *way, uint32_t root)
 {
     uint32_t others = r->alone ? 0 : r->part;
 
@@ -70,7 +70,7 @@ static bool way_finds(const struct share_removal *r, struct share_removal_way *w
 }
 
 /* Names the file that way_finds has found. */
-static void way_file(const struct share_removal *r, const struct share_removal_way *way,
+static void way_file(const struct shared_removal *r, const struct shared_removal_way *way,
                      struct block_file_id *id)
 {
     *id = (struct block_file_id){.key_bytes = r->key_bytes,
@@ -79,7 +79,7 @@ static void way_file(const struct share_removal *r, const struct share_removal_w
     memcpy(id->key, r->keys + (size_t)way->key * r->key_bytes, r->key_bytes);
 }
 
-static void way_passes(struct share_removal_way *way)
+static void way_passes(struct shared_removal_way *way)
 {
     if (way->rest)
         way->part--;
@@ -89,9 +89,9 @@ static void way_passes(struct share_removal_way *way)
 
 /* It waits in its tenant's lane while there is a file to remove. Else it waits for answers: those
  * about the highest parts say where others are. */
-static void way_go_on(struct share_removal *r, uint32_t root)
+static void way_go_on(struct shared_removal *r, uint32_t root)
 {
-    struct share_removal_way *way = &r->way[root];
+    struct shared_removal_way *way = &r->way[root];
     bool more = way_finds(r, way, root);
 
     if (!more && !way->rest && way->under_way == 0) {
@@ -101,21 +101,21 @@ static void way_go_on(struct share_removal *r, uint32_t root)
         more = way_finds(r, way, root);
     }
     if (more && list_empty(&way->link))
-        fair_queue_push(&r->share->removers[root].queue, &r->who, 0, &way->link, false);
+        fair_queue_push(&r->shared->removers[root].queue, &r->who, 0, &way->link, false);
     else if (!more && way->under_way == 0)
         way_end(r);
 }
 
 /* ---- one file ---- */
 
-static void pump(struct share *s, uint32_t root);
+static void pump(struct shared *s, uint32_t root);
 
 static void removing_tell(struct removing *e, int status)
 {
-    struct share_removal *r = e->removal;
+    struct shared_removal *r = e->removal;
     const struct block_file_id *id = &e->task.op.id;
 
-    e->share->removers[e->root].under_way--;
+    e->shared->removers[e->root].under_way--;
     if (!r)
         return;
     e->removal = NULL;
@@ -123,50 +123,50 @@ static void removing_tell(struct removing *e, int status)
     r->way[e->root].under_way--;
     if (status == 0 && id->part == r->part)
         r->whole[e->key] |= 1u << e->root;
-    else if (status < 0 && !share_status_missing(status) && r->status == 0)
+    else if (status < 0 && !shared_status_missing(status) && r->status == 0)
         r->status = status;
     way_go_on(r, e->root);
 }
 
-static void released_cb(struct share_task *t)
+static void released_cb(struct shared_task *t)
 {
     struct removing *e = LIST_ENTRY(t, struct removing, task);
-    struct share *s = e->share;
+    struct shared *s = e->shared;
     uint32_t root = e->root;
-    bool gone = t->status == 0 || share_status_missing(t->status);
+    bool gone = t->status == 0 || shared_status_missing(t->status);
 
     /* A file that could not be removed blocks the writes of its part: do not call it missing. */
-    share_remember(s, &t->op.id, root, false, gone ? s->settings.negative_ms : 0);
+    shared_remember(s, &t->op.id, root, false, gone ? s->settings.negative_ms : 0);
     s->removed++;
     removing_tell(e, t->status);
     free(e);
     pump(s, root);
 }
 
-static int removing_begin(struct share *s, struct share_removal *r, uint32_t root)
+static int removing_begin(struct shared *s, struct shared_removal *r, uint32_t root)
 {
     struct removing *e = calloc(1, sizeof(*e));
     int err;
 
     if (!e)
         return -ENOMEM;
-    e->share = s;
+    e->shared = s;
     e->removal = r;
     e->root = root;
     e->key = r->way[root].key;
     way_file(r, &r->way[root], &e->task.op.id);
-    e->task.op.verb = SHARE_REMOVE;
-    e->task.class = SHARE_BACKGROUND;
+    e->task.op.verb = SHARED_REMOVE;
+    e->task.class = SHARED_BACKGROUND;
     e->task.who = r->who;
-    e->task.deadline_ms = share_now(s) + s->settings.deadline_ms;
+    e->task.deadline_ms = shared_now(s) + s->settings.deadline_ms;
     e->task.released_cb = released_cb;
-    err = share_root_submit(s->roots[root], &e->task);
+    err = shared_root_submit(s->roots[root], &e->task);
     if (err < 0) {
         free(e);
         return err;
     }
     /* Until the removal has ended, which may take longer. */
-    share_remember(s, &e->task.op.id, root, false, SHARE_DAMAGED_MS);
+    shared_remember(s, &e->task.op.id, root, false, SHARED_DAMAGED_MS);
     list_push_back(&r->under_way, &e->link);
     r->way[root].under_way++;
     s->removers[root].under_way++;
@@ -174,14 +174,14 @@ static int removing_begin(struct share *s, struct share_removal *r, uint32_t roo
 }
 
 /* A root that refuses is left out, as it would refuse all. */
-static void pump(struct share *s, uint32_t root)
+static void pump(struct shared *s, uint32_t root)
 {
     struct remover *m = &s->removers[root];
     struct list *node;
 
     while (m->under_way < REMOVING_MAX && (node = fair_queue_first(&m->queue)) != NULL) {
-        struct share_removal_way *way = LIST_ENTRY(node, struct share_removal_way, link);
-        struct share_removal *r = way->removal;
+        struct shared_removal_way *way = LIST_ENTRY(node, struct shared_removal_way, link);
+        struct shared_removal *r = way->removal;
         int err = removing_begin(s, r, root);
 
         if (err == -EAGAIN)
@@ -202,7 +202,7 @@ static void pump(struct share *s, uint32_t root)
 /* ---- begin and end ---- */
 
 /* 0; -EAGAIN: it is not known yet. */
-static int name_find(struct share_removal *r)
+static int name_find(struct shared_removal *r)
 {
     const uint8_t *secret = NULL;
     int rc;
@@ -210,13 +210,13 @@ static int name_find(struct share_removal *r)
     memcpy(r->name, r->fingerprint, sizeof(r->name));
     if (!r->encrypted)
         return 0;
-    rc = share_secret(r->share, r->fingerprint, &secret);
+    rc = shared_secret(r->shared, r->fingerprint, &secret);
     return rc < 0 ? rc : block_file_encrypted_fingerprint(r->fingerprint, secret, r->name);
 }
 
-static void removal_start(struct share_removal *r)
+static void removal_start(struct shared_removal *r)
 {
-    struct share *s = r->share;
+    struct shared *s = r->shared;
     int err = s->stopped ? -ECANCELED : name_find(r);
 
     list_push_back(err == -EAGAIN ? &s->unnamed : &s->removals, &r->link);
@@ -234,22 +234,22 @@ static void removal_start(struct share_removal *r)
         removal_end(r, err);
 }
 
-void share_removal_begin(struct share *s, struct share_removal *r)
+void shared_removal_begin(struct shared *s, struct shared_removal *r)
 {
-    r->share = s;
+    r->shared = s;
     r->status = 0;
     r->ended = (struct deadline){0};
     list_init(&r->under_way);
     for (uint32_t i = 0; i < s->n; i++) {
-        r->way[i] = (struct share_removal_way){.removal = r};
+        r->way[i] = (struct shared_removal_way){.removal = r};
         list_init(&r->way[i].link);
     }
     removal_start(r);
 }
 
-static void removal_leave(struct share_removal *r)
+static void removal_leave(struct shared_removal *r)
 {
-    struct share *s = r->share;
+    struct shared *s = r->shared;
     struct list *node;
 
     for (uint32_t i = 0; i < s->n; i++)
@@ -258,43 +258,44 @@ static void removal_leave(struct share_removal *r)
         struct removing *e = LIST_ENTRY(node, struct removing, link);
 
         e->removal = NULL;
-        if (e->task.state == SHARE_TASK_QUEUED && share_root_cancel(s->roots[e->root], &e->task)) {
-            share_remember(s, &e->task.op.id, e->root, false, 0); /* it may be there still */
+        if (e->task.state == SHARED_TASK_QUEUED &&
+            shared_root_cancel(s->roots[e->root], &e->task)) {
+            shared_remember(s, &e->task.op.id, e->root, false, 0); /* it may be there still */
             s->removers[e->root].under_way--;
             free(e);
         }
     }
 }
 
-void share_removal_cancel(struct share *s, struct share_removal *r)
+void shared_removal_cancel(struct shared *s, struct shared_removal *r)
 {
-    if (!r->share)
+    if (!r->shared)
         return;
     removal_leave(r);
     deadline_disarm(s->settings.deadlines, &r->ended);
     list_remove(&r->link);
-    r->share = NULL;
+    r->shared = NULL;
     for (uint32_t i = 0; i < s->n; i++)
         pump(s, i);
 }
 
-void share_removals_go_on(struct share *s)
+void shared_removals_go_on(struct shared *s)
 {
     struct list waiting, *node;
 
     list_init(&waiting);
     list_splice_front(&waiting, &s->unnamed);
     while ((node = list_pop_front(&waiting)) != NULL)
-        removal_start(LIST_ENTRY(node, struct share_removal, link));
+        removal_start(LIST_ENTRY(node, struct shared_removal, link));
     for (uint32_t i = 0; i < s->n; i++)
         pump(s, i);
 }
 
-void share_removals_stop(struct share *s)
+void shared_removals_stop(struct shared *s)
 {
     list_splice_front(&s->removals, &s->unnamed);
     for (struct list *node = s->removals.next; node != &s->removals; node = node->next) {
-        struct share_removal *r = LIST_ENTRY(node, struct share_removal, link);
+        struct shared_removal *r = LIST_ENTRY(node, struct shared_removal, link);
 
         removal_leave(r);
         if (!deadline_armed(&r->ended))
@@ -302,7 +303,7 @@ void share_removals_stop(struct share *s)
     }
 }
 
-int share_removals_init(struct share *s, uint32_t roots)
+int shared_removals_init(struct shared *s, uint32_t roots)
 {
     list_init(&s->removals);
     list_init(&s->unnamed);
@@ -315,43 +316,43 @@ int share_removals_init(struct share *s, uint32_t roots)
 /* ---- one part that nobody waits for ---- */
 
 struct alone {
-    struct share_removal r;
-    struct share *share;
+    struct shared_removal r;
+    struct shared *shared;
     uint8_t key[UCM_MAX_KEY_BYTES];
     uint32_t whole;
 };
 
-static void alone_done_cb(struct share_removal *r, int status)
+static void alone_done_cb(struct shared_removal *r, int status)
 {
     struct alone *a = LIST_ENTRY(r, struct alone, r);
 
-    a->share->settings.metrics->share_remove_dropped += status < 0;
-    a->share->alone--;
+    a->shared->settings.metrics->shared_remove_dropped += status < 0;
+    a->shared->alone--;
     free(a);
 }
 
-void share_remove(struct share *s, const struct block_file_id *id, const struct fair_who *who)
+void shared_remove(struct shared *s, const struct block_file_id *id, const struct fair_who *who)
 {
     struct alone *a = s->alone < ALONE_MAX ? calloc(1, sizeof(*a)) : NULL;
 
     for (uint32_t i = 0; i < s->n; i++)
         if (!s->roots[i]->config.read_only)
-            share_remember(s, id, i, false, SHARE_DAMAGED_MS);
+            shared_remember(s, id, i, false, SHARED_DAMAGED_MS);
     if (!a) {
-        s->settings.metrics->share_remove_dropped++;
+        s->settings.metrics->shared_remove_dropped++;
         return;
     }
-    a->share = s;
-    a->r = (struct share_removal){.who = *who,
-                                  .key_bytes = id->key_bytes,
-                                  .part = id->part,
-                                  .alone = true,
-                                  .n = 1,
-                                  .keys = a->key,
-                                  .whole = &a->whole,
-                                  .done_cb = alone_done_cb};
+    a->shared = s;
+    a->r = (struct shared_removal){.who = *who,
+                                   .key_bytes = id->key_bytes,
+                                   .part = id->part,
+                                   .alone = true,
+                                   .n = 1,
+                                   .keys = a->key,
+                                   .whole = &a->whole,
+                                   .done_cb = alone_done_cb};
     memcpy(a->r.fingerprint, id->fingerprint, sizeof(a->r.fingerprint));
     memcpy(a->key, id->key, id->key_bytes);
     s->alone++;
-    share_removal_begin(s, &a->r);
+    shared_removal_begin(s, &a->r);
 }

@@ -1,21 +1,21 @@
-/* The collectors of a share's roots: the share's side of gc.h. */
+/* The collectors of a shared tier's roots: the shared tier's side of gc.h. */
 #include "daemon/gc/gc.h"
-#include "daemon/share/share_internal.h"
+#include "daemon/shared/shared_internal.h"
 
 #include <errno.h>
 
-static struct gc *gc_of(const struct share *s, uint32_t root)
+static struct gc *gc_of(const struct shared *s, uint32_t root)
 {
     return root < s->n ? s->roots[root]->gc : NULL;
 }
 
-static void full_cb(struct share_root *r)
+static void full_cb(struct shared_root *r)
 {
     gc_full(r->gc);
 }
 
 /* The root that files of this one are copied to before they are removed. */
-static struct share_root *colder(const struct share *s, uint32_t root)
+static struct shared_root *colder(const struct shared *s, uint32_t root)
 {
     if (s->settings.spread != CONFIG_SPREAD_TIERED)
         return NULL;
@@ -25,7 +25,7 @@ static struct share_root *colder(const struct share *s, uint32_t root)
     return NULL;
 }
 
-int share_collectors_open(struct share *s)
+int shared_collectors_open(struct shared *s)
 {
     int err = 0;
 
@@ -42,14 +42,14 @@ int share_collectors_open(struct share *s)
     return err;
 }
 
-void share_collectors_stop(struct share *s)
+void shared_collectors_stop(struct shared *s)
 {
     for (uint32_t i = 0; i < s->n; i++)
         if (gc_of(s, i))
             gc_stop(gc_of(s, i));
 }
 
-uint32_t share_collectors_busy(const struct share *s)
+uint32_t shared_collectors_busy(const struct shared *s)
 {
     uint32_t n = 0;
 
@@ -58,13 +58,13 @@ uint32_t share_collectors_busy(const struct share *s)
     return n;
 }
 
-void share_collectors_close(struct share *s)
+void shared_collectors_close(struct shared *s)
 {
     for (uint32_t i = 0; i < s->n; i++)
         gc_free(gc_of(s, i));
 }
 
-void share_collectors_stats(const struct share *s, uint32_t root, struct share_root_stats *out)
+void shared_collectors_stats(const struct shared *s, uint32_t root, struct shared_root_stats *out)
 {
     struct gc_usage used = {0};
 
@@ -74,14 +74,14 @@ void share_collectors_stats(const struct share *s, uint32_t root, struct share_r
     out->files = used.files;
 }
 
-void share_quotas(struct share *s, share_quota_fn quota_cb, void *ctx)
+void shared_quotas(struct shared *s, shared_quota_fn quota_cb, void *ctx)
 {
     for (uint32_t i = 0; i < s->n; i++)
         if (gc_of(s, i))
             gc_quotas(gc_of(s, i), quota_cb, ctx);
 }
 
-int share_collect(struct share *s, uint32_t root)
+int shared_collect(struct shared *s, uint32_t root)
 {
     return gc_of(s, root) ? gc_run(gc_of(s, root)) : -EINVAL;
 }

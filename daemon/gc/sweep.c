@@ -5,12 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-int gc_submit(struct share_root *r, struct share_task *t, void (*released_cb)(struct share_task *t))
+int gc_submit(struct shared_root *r, struct shared_task *t,
+              void (*released_cb)(struct shared_task *t))
 {
-    t->class = SHARE_BACKGROUND;
+    t->class = SHARED_BACKGROUND;
     t->deadline_ms = uv_now(r->config.loop) + GC_DEADLINE_MS;
     t->released_cb = released_cb;
-    return share_root_submit(r, t);
+    return shared_root_submit(r, t);
 }
 
 static void sweep_go(struct gc_sweep *s);
@@ -21,7 +22,7 @@ static uint64_t now_of(const struct gc_sweep *s)
     return uv_now(s->root->config.loop);
 }
 
-static const struct share_file *file_of(const struct gc_removal *rm)
+static const struct shared_file *file_of(const struct gc_removal *rm)
 {
     return &rm->sweep->listing.files[rm->file];
 }
@@ -29,7 +30,7 @@ static const struct share_file *file_of(const struct gc_removal *rm)
 static void sweep_end(struct gc_sweep *s)
 {
     deadline_disarm(s->root->config.deadlines, &s->pause);
-    share_listing_free(&s->listing);
+    shared_listing_free(&s->listing);
     s->active = false;
     s->ops->done_cb(s, s->stopped ? -ECANCELED : s->status);
 }
@@ -76,7 +77,7 @@ static void list_failed(struct gc_sweep *s, int status)
         sweep_pause(s, (uint64_t)GC_PAUSE_MS << s->tries);
 }
 
-static void listed_cb(struct share_task *t)
+static void listed_cb(struct shared_task *t)
 {
     struct gc_sweep *s = LIST_ENTRY(t, struct gc_sweep, list);
     int status = t->status;
@@ -99,14 +100,14 @@ static void sweep_list(struct gc_sweep *s)
 {
     int err;
 
-    share_listing_free(&s->listing);
+    shared_listing_free(&s->listing);
     s->listed = false;
     if (s->bucket == BLOCK_FILE_BUCKETS) {
         sweep_end(s);
         return;
     }
     memset(&s->list, 0, sizeof(s->list));
-    s->list.op.verb = SHARE_LIST;
+    s->list.op.verb = SHARED_LIST;
     s->list.op.bucket = (uint8_t)s->bucket;
     err = gc_submit(s->root, &s->list, listed_cb);
     if (err < 0)
@@ -142,24 +143,24 @@ static void removal_end(struct gc_removal *rm, int status)
     s->ops->removed_cb(s, file_of(rm), status);
 }
 
-static struct share_root *removal_root(const struct gc_removal *rm)
+static struct shared_root *removal_root(const struct gc_removal *rm)
 {
-    bool next = rm->verb == SHARE_FIND || rm->verb == SHARE_WRITE;
+    bool next = rm->verb == SHARED_FIND || rm->verb == SHARED_WRITE;
 
     return next ? rm->sweep->next : rm->sweep->root;
 }
 
-static void removal_released_cb(struct share_task *t);
+static void removal_released_cb(struct shared_task *t);
 
 /* The copy says that it is whose the read found it to be. */
 static int removal_submit(struct gc_removal *rm)
 {
     struct gc_sweep *s = rm->sweep;
-    struct share_task t = {.op = {.verb = rm->verb,
-                                  .by_name = true,
-                                  .sync = rm->verb == SHARE_WRITE && s->sync,
-                                  .bucket = (uint8_t)s->bucket,
-                                  .data = rm->copy}};
+    struct shared_task t = {.op = {.verb = rm->verb,
+                                   .by_name = true,
+                                   .sync = rm->verb == SHARED_WRITE && s->sync,
+                                   .bucket = (uint8_t)s->bucket,
+                                   .data = rm->copy}};
 
     if (rm->copy)
         t.op.bytes = file_of(rm)->bytes - BLOCK_FILE_HEADER_BYTES;
@@ -179,12 +180,12 @@ static void removal_go(struct gc_removal *rm)
     if (err == 0)
         return;
     if (err == -EAGAIN && !s->stopped &&
-        (rm->verb == SHARE_REMOVE || rm->tries++ < GC_COPY_TRIES)) {
+        (rm->verb == SHARED_REMOVE || rm->tries++ < GC_COPY_TRIES)) {
         rm->state = GC_WAITS;
         sweep_pause(s, GC_WAIT_MS);
-    } else if (rm->verb != SHARE_REMOVE && !s->stopped) {
+    } else if (rm->verb != SHARED_REMOVE && !s->stopped) {
         copy_end(rm);
-        rm->verb = SHARE_REMOVE;
+        rm->verb = SHARED_REMOVE;
         removal_go(rm);
     } else { /* the others would be refused as well */
         removal_end(rm, err);
@@ -193,29 +194,29 @@ static void removal_go(struct gc_removal *rm)
 }
 
 /* What follows an operation of a copy. Only what the next root lacks is read. */
-static enum share_verb removal_next(const struct gc_removal *rm, int status)
+static enum shared_verb removal_next(const struct gc_removal *rm, int status)
 {
-    if (rm->verb == SHARE_FIND && share_status_missing(status))
-        return SHARE_READ;
-    return rm->verb == SHARE_READ && status == 0 ? SHARE_WRITE : SHARE_REMOVE;
+    if (rm->verb == SHARED_FIND && shared_status_missing(status))
+        return SHARED_READ;
+    return rm->verb == SHARED_READ && status == 0 ? SHARED_WRITE : SHARED_REMOVE;
 }
 
-static void removal_released_cb(struct share_task *t)
+static void removal_released_cb(struct shared_task *t)
 {
     struct gc_removal *rm = LIST_ENTRY(t, struct gc_removal, task);
     struct gc_sweep *s = rm->sweep;
     int status = t->status;
 
-    if (rm->verb == SHARE_WRITE && status == 0)
-        s->root->config.metrics->share_gc_demoted++;
-    if (rm->verb == SHARE_WRITE && share_status_full(status))
-        share_root_full(s->next); /* it may have no other writer */
-    if (rm->verb == SHARE_REMOVE || sweep_ending(s)) {
-        removal_end(rm, rm->verb == SHARE_REMOVE ? status : -ECANCELED);
+    if (rm->verb == SHARED_WRITE && status == 0)
+        s->root->config.metrics->shared_gc_demoted++;
+    if (rm->verb == SHARED_WRITE && shared_status_full(status))
+        shared_root_full(s->next); /* it may have no other writer */
+    if (rm->verb == SHARED_REMOVE || sweep_ending(s)) {
+        removal_end(rm, rm->verb == SHARED_REMOVE ? status : -ECANCELED);
     } else {
         rm->verb = removal_next(rm, status);
         rm->tries = 0;
-        if (rm->verb == SHARE_REMOVE)
+        if (rm->verb == SHARED_REMOVE)
             copy_end(rm);
         removal_go(rm);
     }
@@ -228,7 +229,7 @@ static bool copy_wanted(const struct gc_removal *rm)
     uint64_t bytes = file_of(rm)->bytes;
 
     return s->next && bytes > BLOCK_FILE_HEADER_BYTES && bytes <= GC_COPY_BYTES &&
-           block_file_name_valid(file_of(rm)->name) && share_root_takes_writes(s->next);
+           block_file_name_valid(file_of(rm)->name) && shared_root_takes_writes(s->next);
 }
 
 /* Memory for the copy, when bound and pace allow it. 0, -EAGAIN, -ENOMEM. */
@@ -254,7 +255,7 @@ static void removal_begin(struct gc_removal *rm)
     int err = copy_wanted(rm) ? copy_begin(rm) : -ENOENT;
 
     rm->tries = 0;
-    rm->verb = err == 0 || err == -EAGAIN ? SHARE_FIND : SHARE_REMOVE;
+    rm->verb = err == 0 || err == -EAGAIN ? SHARED_FIND : SHARED_REMOVE;
     if (err == -EAGAIN) {
         rm->state = GC_WAITS;
         sweep_pause(rm->sweep, GC_WAIT_MS);
@@ -274,7 +275,7 @@ static void waiting_go(struct gc_sweep *s)
             continue;
         if (sweep_ending(s))
             removal_end(rm, -ECANCELED);
-        else if (rm->verb == SHARE_FIND && !rm->copy)
+        else if (rm->verb == SHARED_FIND && !rm->copy)
             removal_begin(rm);
         else
             removal_go(rm);
@@ -326,8 +327,8 @@ static void sweep_go(struct gc_sweep *s)
     sweep_list(s);
 }
 
-void gc_sweep_init(struct gc_sweep *s, struct share_root *root, struct share_root *next, bool sync,
-                   const struct gc_sweep_ops *ops)
+void gc_sweep_init(struct gc_sweep *s, struct shared_root *root, struct shared_root *next,
+                   bool sync, const struct gc_sweep_ops *ops)
 {
     memset(s, 0, sizeof(*s));
     s->root = root;
@@ -352,12 +353,12 @@ void gc_sweep_stop(struct gc_sweep *s)
     if (!s->active || s->stopped)
         return;
     s->stopped = true;
-    if (s->list.state != SHARE_TASK_NONE && !share_root_cancel(s->root, &s->list))
+    if (s->list.state != SHARED_TASK_NONE && !shared_root_cancel(s->root, &s->list))
         return;
     for (unsigned i = 0; i < GC_REMOVALS; i++) {
         struct gc_removal *rm = &s->removals[i];
 
-        if (rm->state == GC_BUSY && share_root_cancel(removal_root(rm), &rm->task))
+        if (rm->state == GC_BUSY && shared_root_cancel(removal_root(rm), &rm->task))
             removal_end(rm, -ECANCELED);
     }
     sweep_go(s);

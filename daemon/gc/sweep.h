@@ -15,7 +15,7 @@
 #ifndef UCMD_GC_SWEEP_H
 #define UCMD_GC_SWEEP_H
 
-#include "daemon/share/root.h"
+#include "daemon/shared/root.h"
 
 #define GC_REMOVALS 16u
 #define GC_STEP 4096u
@@ -30,29 +30,29 @@
 #define GC_COPY_BYTES_PER_MS (256u << 10)
 #define GC_COPY_TRIES 50u /* of one operation of a copy, GC_WAIT_MS apart */
 
-/* Submits what t->op says, in the background class. As share_root_submit. */
-int gc_submit(struct share_root *r, struct share_task *t,
-              void (*released_cb)(struct share_task *t));
+/* Submits what t->op says, in the background class. As shared_root_submit. */
+int gc_submit(struct shared_root *r, struct shared_task *t,
+              void (*released_cb)(struct shared_task *t));
 
 struct gc_sweep;
 struct gc_sweep_ops {
     /* A bucket was listed, or does not exist. */
-    void (*listed_cb)(struct gc_sweep *s, const struct share_listing *l);
+    void (*listed_cb)(struct gc_sweep *s, const struct shared_listing *l);
     /* Is the file to go? */
-    bool (*wanted_cb)(struct gc_sweep *s, const struct share_file *file);
+    bool (*wanted_cb)(struct gc_sweep *s, const struct shared_file *file);
     /* A wanted file is gone: 0; or it stays: -errno. */
-    void (*removed_cb)(struct gc_sweep *s, const struct share_file *file, int status);
+    void (*removed_cb)(struct gc_sweep *s, const struct shared_file *file, int status);
     /* 0; the failure that ended the sweep (given_up) or the last one; -ECANCELED after stop. */
     void (*done_cb)(struct gc_sweep *s, int status);
 };
 
 /* One file on its way: FIND, READ, WRITE for its copy, then REMOVE. */
 struct gc_removal {
-    struct share_task task;
+    struct shared_task task;
     struct gc_sweep *sweep;
     uint32_t file; /* of the listing */
     enum { GC_FREE, GC_WAITS, GC_BUSY } state;
-    enum share_verb verb; /* the operation that waits or is under way */
+    enum shared_verb verb; /* the operation that waits or is under way */
     unsigned tries;
     void *copy; /* the payload; NULL: no copy is made */
 };
@@ -60,10 +60,10 @@ struct gc_removal {
 /* Embedded in its owner; zeroes before the first start. */
 struct gc_sweep {
     const struct gc_sweep_ops *ops;
-    struct share_root *root, *next; /* next: where copies go; NULL: no copies */
-    bool sync;                      /* a copy is on stable storage before its file goes */
-    struct share_task list;
-    struct share_listing listing;
+    struct shared_root *root, *next; /* next: where copies go; NULL: no copies */
+    bool sync;                       /* a copy is on stable storage before its file goes */
+    struct shared_task list;
+    struct shared_listing listing;
     bool listed, active, stopped, given_up;
     unsigned bucket, tries, unlisted, left_out, failures, busy;
     uint32_t at; /* file of the listing */
@@ -73,8 +73,8 @@ struct gc_sweep {
     struct gc_removal removals[GC_REMOVALS];
 };
 
-void gc_sweep_init(struct gc_sweep *s, struct share_root *root, struct share_root *next, bool sync,
-                   const struct gc_sweep_ops *ops);
+void gc_sweep_init(struct gc_sweep *s, struct shared_root *root, struct shared_root *next,
+                   bool sync, const struct gc_sweep_ops *ops);
 /* done_cb will run. */
 void gc_sweep_start(struct gc_sweep *s);
 /* Cancels what it can; done_cb runs with -ECANCELED when the rest has ended, from inside when there

@@ -52,11 +52,11 @@ enum part_nvme {
 };
 
 /* What this host believes to lie on the shared tier, whose files may go at any time. */
-enum part_share {
-    PART_SHARE_NONE = 0,
-    PART_SHARE_UNVERIFIED, /* a shared lookup did not ask for it, but for keys around it */
-    PART_SHARE_WRITING,    /* this host is writing it */
-    PART_SHARE_KNOWN,      /* a root said so, or this host read or wrote it */
+enum part_shared {
+    PART_SHARED_NONE = 0,
+    PART_SHARED_UNVERIFIED, /* a shared lookup did not ask for it, but for keys around it */
+    PART_SHARED_WRITING,    /* this host is writing it */
+    PART_SHARED_KNOWN,      /* a root said so, or this host read or wrote it */
 };
 
 struct part {
@@ -73,8 +73,8 @@ struct part {
     } dram_at;
     uint16_t dram : 2;      /* enum part_dram */
     uint16_t nvme : 2;      /* enum part_nvme */
-    uint16_t share : 2;     /* enum part_share */
-    uint16_t root : 4;      /* share_root_id of what is UNVERIFIED or KNOWN; 0: not known */
+    uint16_t shared : 2;    /* enum part_shared */
+    uint16_t root : 4;      /* shared_root_id of what is UNVERIFIED or KNOWN; 0: not known */
     uint16_t moving : 1;    /* somebody moves it: cache_move_claim */
     uint16_t encrypted : 1; /* the copy on NVMe is encrypted: `checksum` is 8 bytes of its tag */
     uint16_t users;         /* copies, reads and writes under way: the slot stays meanwhile */
@@ -140,10 +140,10 @@ enum {
     BLOCK_IN_POLICY = 2, /* in the eviction policy of DRAM */
     BLOCK_DELETING = 4,  /* evicted while in use: not found any more, freed with its last user */
     BLOCK_QUEUED = 8,    /* in the write-back queue of NVMe */
-    BLOCK_SHARE_QUEUED = 16, /* in the write-back queue of the shared tier */
-    BLOCK_SHARED_ONLY = 32,  /* listed: no part is in DRAM or on NVMe */
-    BLOCK_BELOW = 64,        /* listed: some part is on NVMe, none in DRAM */
-    BLOCK_PREFETCHED = 128,  /* a prefetch brought it into DRAM, and nobody used it yet */
+    BLOCK_SHARED_QUEUED = 16, /* in the write-back queue of the shared tier */
+    BLOCK_SHARED_ONLY = 32,   /* listed: no part is in DRAM or on NVMe */
+    BLOCK_BELOW = 64,         /* listed: some part is on NVMe, none in DRAM */
+    BLOCK_PREFETCHED = 128,   /* a prefetch brought it into DRAM, and nobody used it yet */
 };
 
 /* ---- namespaces ---- */
@@ -186,9 +186,9 @@ struct ns {
     } traffic;       /* as the tenant's metrics count it */
     struct ns *base; /* what index_ns_derive said; or NULL */
     /* The cache's own. */
-    uint64_t dram_bytes, nvme_bytes, share_bytes; /* of its parts in each tier */
-    uint64_t slot_bytes;                          /* of a block's slots; 0: not summed up yet */
-    struct admission admission;                   /* to NVMe */
+    uint64_t dram_bytes, nvme_bytes, shared_bytes; /* of its parts in each tier */
+    uint64_t slot_bytes;                           /* of a block's slots; 0: not summed up yet */
+    struct admission admission;                    /* to NVMe */
     struct admission *admits; /* what decides: this, or its base's, as both forms of a block count
                                  for the raw one's */
     uint32_t purges;          /* under way */
@@ -354,15 +354,15 @@ static inline bool block_found(const struct block *b, const struct ns *ns)
     return block_complete(b, ns) && !(b->flags & BLOCK_DELETING);
 }
 
-static inline bool part_on_share(const struct part *p)
+static inline bool part_on_shared(const struct part *p)
 {
-    return p->share == PART_SHARE_KNOWN || p->share == PART_SHARE_UNVERIFIED;
+    return p->shared == PART_SHARED_KNOWN || p->shared == PART_SHARED_UNVERIFIED;
 }
 
 /* Losing its slot loses nothing. An UNVERIFIED part may turn out not to be there. */
 static inline bool part_clean(const struct part *p)
 {
-    return p->nvme == PART_NVME_READY || p->share == PART_SHARE_KNOWN;
+    return p->nvme == PART_NVME_READY || p->shared == PART_SHARED_KNOWN;
 }
 
 /* A page of a namespace's blocks: up to `limit` from cursor on (0: the start) into refs, their

@@ -131,7 +131,7 @@ int method_lookup_table_open(struct call *call)
 {
     struct session *s = call->s;
     struct ns *ns = call_namespace(call, call->params.lookup_table_open.ns);
-    struct msg_lookup_table_open_r r = {.shared = s->rq->modules.share != NULL};
+    struct msg_lookup_table_open_r r = {.shared = s->rq->modules.shared != NULL};
     int rc, fd;
 
     if (!ns || open_check(call, ns) != 0)

@@ -52,7 +52,7 @@ struct bypasses {
 struct requests {
     struct request_modules modules;
     struct bypasses bypasses;
-    struct list sessions, active, shared_lookups;
+    struct list sessions, active, shared_queries;
     uint32_t n_sessions, n_active;
     uint64_t started_ms;
     uint64_t dram_bytes,
@@ -213,34 +213,34 @@ void memory_return(struct session *s, size_t bytes);
 void *memory_alloc(struct session *s, size_t bytes);
 
 #define SHARED_LOOKUP_GONE 1024u
-/* shared_lookup.c: which keys that are not here lie on the shared tier? What it finds is noted in
+/* shared_query.c: which keys that are not here lie on the shared tier? What it finds is noted in
  * the cache, as far as there is room, before done_cb runs. */
-struct shared_lookup {
-    struct share_lookup p;
-    struct list link;  /* in rq->shared_lookups */
+struct shared_query {
+    struct shared_lookup p;
+    struct list link;  /* in rq->shared_queries */
     struct session *s; /* whose memory it takes */
     struct ns *ns;
     uint64_t purged; /* ns->purged when it began */
     /* Bit by hash: keys that were evicted since, and more. */
     uint64_t gone[SHARED_LOOKUP_GONE / 64];
-    void (*done_cb)(struct shared_lookup *k); /* calls shared_lookup_free */
+    void (*done_cb)(struct shared_query *k); /* calls shared_query_free */
     void *ctx;
     size_t memory;       /* counted against limits.frame_memory */
     const uint8_t *keys; /* a copy of all that were named */
 };
 /* Until when to ask for a client that waits so long (0: the most), at most for
- * share.lookup_deadline; for one that comes back later, at most for share.deadline. By uv_now. */
-uint64_t shared_lookup_until(const struct requests *rq, uint64_t wait_ms);
-uint64_t shared_lookup_until_later(const struct requests *rq, uint64_t wait_ms);
+ * shared.lookup_deadline; for one that comes back later, at most for shared.deadline. By uv_now. */
+uint64_t shared_query_until(const struct requests *rq, uint64_t wait_ms);
+uint64_t shared_query_until_later(const struct requests *rq, uint64_t wait_ms);
 /* Asks for those of keys[from, n) that are not found here: one chain, or each by itself. 0: done_cb
  * will run, at until_ms at the latest. Otherwise there is nothing to wait for. */
-int shared_lookup_start(struct session *s, struct ns *ns, struct proto_bin keys, uint32_t from,
-                        bool each, uint64_t until_ms, struct shared_lookup **out);
-void shared_lookup_free(struct shared_lookup *k);
+int shared_query_start(struct session *s, struct ns *ns, struct proto_bin keys, uint32_t from,
+                       bool each, uint64_t until_ms, struct shared_query **out);
+void shared_query_free(struct shared_query *k);
 /* done_cb does not run any more; frees it. */
-void shared_lookup_cancel(struct shared_lookup *k);
+void shared_query_cancel(struct shared_query *k);
 /* The key's files are gone: what lookups under way have found of it is not noted. */
-void shared_lookups_forget(struct requests *rq, const struct ns *ns, const uint8_t *key);
+void shared_queries_forget(struct requests *rq, const struct ns *ns, const uint8_t *key);
 
 /* lookup_later.c: lookups that don't wait for the shared tier, and whose client comes back for its
  * answer. A session remembers which keys it has asked for, and for some time that the answer has

@@ -47,7 +47,7 @@ int leased_check(struct call *call)
 
     if (s->peer.admin)
         return 0;
-    if (modules->share) {
+    if (modules->shared) {
         bytes.all = LEASES_UNBOUND; /* they may move there */
     } else if (modules->tier) {
         modules->tier_ops->stats(modules->tier, &ts);
@@ -164,7 +164,7 @@ static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup 
     const uint8_t told[] = {[0] = UCM_LOOKUP_MISS,
                             [CACHE_DRAM] = UCM_LOOKUP_DRAM,
                             [CACHE_NVME] = UCM_LOOKUP_NVME,
-                            [CACHE_SHARE] = m->shared ? UCM_LOOKUP_SHARED : UCM_LOOKUP_NVME};
+                            [CACHE_SHARED] = m->shared ? UCM_LOOKUP_SHARED : UCM_LOOKUP_NVME};
     struct requests *rq = s->rq;
     struct lookup_counts counts = {.n = n};
 
@@ -183,7 +183,7 @@ static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup 
         }
         counts.hits++;
         counts.dram += tier == CACHE_DRAM;
-        counts.shared += tier == CACHE_SHARE;
+        counts.shared += tier == CACHE_SHARED;
         if (f->view.n > 1)
             counts.raw += index_block(rq->modules.index, f->refs[i])->ns != f->view.ns[0]->id;
     }
@@ -301,10 +301,10 @@ static void wait_done_cb(struct view_look *look, const uint8_t *keys)
 static void wait_stop_cb(struct request *r)
 {
     struct lookup_wait *w = LIST_ENTRY(r, struct lookup_wait, r);
-    struct shared_lookup *k = w->look.k;
+    struct shared_query *k = w->look.k;
 
     wait_end(w, k->keys);
-    shared_lookup_cancel(k);
+    shared_query_cancel(k);
 }
 
 /* The shared tier ends a lookup at its deadline; this is for a tier that does not. */
@@ -319,7 +319,7 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
     struct view_look look = {.s = call->s,
                              .view = f->view,
                              .each = m->each,
-                             .until_ms = shared_lookup_until(rq, m->wait_ms),
+                             .until_ms = shared_query_until(rq, m->wait_ms),
                              .done_cb = wait_done_cb};
     struct lookup_wait *w;
 

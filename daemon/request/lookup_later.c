@@ -8,7 +8,7 @@
 /* Entries per session; a new one replaces the oldest that was answered. */
 #define LATERS_MAX 64u
 /* How long the shared tier's answer waits for its client, whatever the caches below keep of it.
- * Once the client has had it, it holds for share.negative. After that the shared tier is asked
+ * Once the client has had it, it holds for shared.negative. After that the shared tier is asked
  * once more. */
 #define KEPT_MS 1000u
 
@@ -46,7 +46,7 @@ static bool later_holds(const struct session *s, const struct later *l)
     uint64_t age_ms = uv_now(s->rq->modules.loop) - l->answered_ms;
 
     return l->look.k || (!l->told && age_ms < KEPT_MS) ||
-           age_ms < s->rq->modules.config->share_negative_ms;
+           age_ms < s->rq->modules.config->shared_negative_ms;
 }
 
 /* NULL: it has not been asked, or too long ago. */
@@ -88,7 +88,7 @@ bool lookup_later(struct session *s, const struct view *v, const struct msg_look
                                   .view = *v,
                                   .each = m->each,
                                   .keys_bytes = m->keys.n,
-                                  .until_ms = shared_lookup_until_later(s->rq, m->wait_ms),
+                                  .until_ms = shared_query_until_later(s->rq, m->wait_ms),
                                   .done_cb = done_cb}};
     struct later *l = later_find(s, &like);
 

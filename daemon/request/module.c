@@ -2,7 +2,7 @@
 #include "daemon/base/text_file.h"
 #include "daemon/request/internal.h"
 #include "daemon/request/request.h"
-#include "daemon/share/share.h"
+#include "daemon/shared/shared.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -46,7 +46,7 @@ static void limits_init(struct requests *rq)
     limits_set(l, LIMIT_MAPPED, MAPPED_BYTES_MAX);
     limits_set(l, LIMIT_TOUCHED, touched_max());
     limits_set(l, LIMIT_MOVES, CACHE_MOVES_MAX);
-    limits_set(l, LIMIT_SHARED_LOOKUPS, SHARE_LOOKUPS_MAX);
+    limits_set(l, LIMIT_SHARED_LOOKUPS, SHARED_LOOKUPS_MAX);
 }
 
 static const struct feature *feature_of(const struct requests *rq, unsigned id)
@@ -121,7 +121,7 @@ int requests_new(const struct request_modules *modules, struct requests **out)
     rq->index_bytes = index_bytes_max(modules->index);
     list_init(&rq->sessions);
     list_init(&rq->active);
-    list_init(&rq->shared_lookups);
+    list_init(&rq->shared_queries);
     transfers_init(rq);
     limits_init(rq);
     rc = features_open(rq);

@@ -21,7 +21,7 @@
 struct snapshot;
 struct requests;
 
-/* Everything is borrowed. tier and share may be NULL: then there is none. */
+/* Everything is borrowed. tier and shared may be NULL: then there is none. */
 struct request_modules {
     const struct feature *const *features; /* FEATURES: daemon/features.h */
     const method_fn *methods;              /* by enum ucm_method */
@@ -38,7 +38,7 @@ struct request_modules {
     struct device_set *devices;
     const struct tier_ops *tier_ops;
     struct tier *tier;
-    struct share *share;
+    struct shared *shared;
     struct encryption *encryption;   /* NULL: nothing is encrypted */
     const struct snapshot *snapshot; /* NULL: DRAM ends with the daemon */
     const char *socket;              /* that the daemon made; NULL: it came with the start */

@@ -91,7 +91,7 @@ static void prefix_take(struct transfer *w, const uint8_t *keys)
         }
         found.hits++;
         found.dram += tier == CACHE_DRAM;
-        found.shared += tier == CACHE_SHARE;
+        found.shared += tier == CACHE_SHARED;
         found.raw += ns != w->ns;
     }
     (void)cache_lease_many(w->modules->cache, w->refs, w->n_keys, false);
@@ -141,7 +141,7 @@ void transfer_look(struct transfer *w, struct transfer_look *l, struct proto_bin
     l->transfer = w;
     l->look = (struct view_look){.s = w->r.s,
                                  .view = w->view,
-                                 .until_ms = shared_lookup_until(w->r.s->rq, wait_ms),
+                                 .until_ms = shared_query_until(w->r.s->rq, wait_ms),
                                  .done_cb = looked_cb};
     if (!view_look_begin(&l->look, keys, 0)) {
         l->begin_cb(w, keys.p);

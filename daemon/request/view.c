@@ -104,14 +104,14 @@ static uint32_t prefix_found(const struct view_look *look, struct proto_bin keys
     return hits;
 }
 
-static void looked_cb(struct shared_lookup *k);
+static void looked_cb(struct shared_query *k);
 
 static bool round_begin(struct view_look *look, struct ns *ns, struct proto_bin keys)
 {
     if (bypass_on(look->s->rq, ns, BYPASS_LOAD))
         return false;
-    if (shared_lookup_start(look->s, ns, keys, look->each ? 0 : look->hits, look->each,
-                            look->until_ms, &look->k) != 0)
+    if (shared_query_start(look->s, ns, keys, look->each ? 0 : look->hits, look->each,
+                           look->until_ms, &look->k) != 0)
         return false;
     look->k->ctx = look;
     look->k->done_cb = looked_cb;
@@ -142,14 +142,14 @@ static bool look_next(struct view_look *look, struct proto_bin keys)
     return false;
 }
 
-static void looked_cb(struct shared_lookup *k)
+static void looked_cb(struct shared_query *k)
 {
     struct view_look *look = k->ctx;
 
     look->k = NULL;
     if (!look_next(look, (struct proto_bin){k->keys, look->keys_bytes}))
         look->done_cb(look, k->keys);
-    shared_lookup_free(k);
+    shared_query_free(k);
 }
 
 bool view_look_begin(struct view_look *look, struct proto_bin keys, uint32_t hits)
@@ -163,6 +163,6 @@ bool view_look_begin(struct view_look *look, struct proto_bin keys, uint32_t hit
 
 void view_look_cancel(struct view_look *look)
 {
-    shared_lookup_cancel(look->k);
+    shared_query_cancel(look->k);
     look->k = NULL;
 }

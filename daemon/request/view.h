@@ -43,7 +43,7 @@ struct view_look {
     uint32_t keys_bytes; /* of all its keys */
     uint64_t until_ms;   /* all rounds together, by uv_now */
     /* The round that is under way, whose `ctx` is the look; NULL: none is */
-    struct shared_lookup *k;
+    struct shared_query *k;
     /* All rounds have ended. keys: all that were named; they die with it. */
     void (*done_cb)(struct view_look *look, const uint8_t *keys);
 };

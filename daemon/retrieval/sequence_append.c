@@ -21,7 +21,7 @@ static uint32_t bases_append(struct summary_transfer *d, uint32_t from, uint32_t
 {
     static const uint8_t status[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
                                      [CACHE_NVME] = UCM_LOOKUP_NVME,
-                                     [CACHE_SHARE] = UCM_LOOKUP_SHARED};
+                                     [CACHE_SHARED] = UCM_LOOKUP_SHARED};
     struct sequence *ch = d->sequence;
     struct view v = session_view(ch->s, ch->space->base);
     uint8_t *tiers = d->found + from;

@@ -42,7 +42,7 @@ static void summaries_look_for(struct summary_transfer *d, const struct view *vi
     struct proto_bin keys = {d->keys, d->w.n_keys * d->w.ns->identity.key_bytes};
 
     d->look = (struct view_look){
-        .s = s, .view = *view, .until_ms = shared_lookup_until(s->rq, 0), .done_cb = done_cb};
+        .s = s, .view = *view, .until_ms = shared_query_until(s->rq, 0), .done_cb = done_cb};
     d->w.look = &d->look;
     if (!view_look_begin(&d->look, keys, 0))
         done_cb(&d->look, keys.p);
@@ -227,7 +227,7 @@ static bool summary_exists(const struct transfer *w, const struct transfer_item 
 {
     return !cache_deleting(w->modules->cache, it->ref) &&
            (it->p->dram == PART_DRAM_READY || it->p->nvme == PART_NVME_READY ||
-            it->p->share == PART_SHARE_KNOWN);
+            it->p->shared == PART_SHARED_KNOWN);
 }
 
 static int build_begin(struct transfer *w, const struct transfer_item *it)

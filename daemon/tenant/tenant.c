@@ -227,18 +227,18 @@ uint64_t tenant_limit(void *ctx, const char *tenant, enum limit what)
     }
 }
 
-bool tenant_share_quota(void *ctx, const char *tenant, uint64_t *guaranteed, uint64_t *most)
+bool tenant_shared_quota(void *ctx, const char *tenant, uint64_t *guaranteed, uint64_t *most)
 {
     const struct tenant_set *set = ctx;
     const struct tenant_settings *s = tenant ? tenant_settings_of(set, tenant) : &set->defaults;
-    bool any = s->share_guaranteed > 0 || s->share_most > 0;
+    bool any = s->shared_guaranteed > 0 || s->shared_most > 0;
 
     for (const struct tenant *t = tenant_next(set, NULL); !tenant && !any && t;
          t = tenant_next(set, t))
-        any = t->settings.share_guaranteed > 0 || t->settings.share_most > 0;
+        any = t->settings.shared_guaranteed > 0 || t->settings.shared_most > 0;
     if (tenant) {
-        *guaranteed = s->share_guaranteed;
-        *most = s->share_most;
+        *guaranteed = s->shared_guaranteed;
+        *most = s->shared_most;
     }
     return any;
 }

@@ -35,12 +35,12 @@ struct tenant {
     /* The cache's own: cache/quota.c. */
     /* Bytes of its blocks' slots, also while they are being filled, but not in shared mappings. */
     uint64_t dram_bytes;
-    uint64_t nvme_bytes, share_bytes; /* of its parts there */
-    uint64_t nvme_writing_bytes;      /* of its parts on their way there */
-    struct tenant_cursor below;       /* where the search for a block of it on NVMe goes on */
-    struct tenant_cursor give;        /* the same in a full index */
-    uint64_t block_max_bytes;         /* slots of its largest block, so far */
-    struct policy_group *group;       /* from malloc; NULL: none */
+    uint64_t nvme_bytes, shared_bytes; /* of its parts there */
+    uint64_t nvme_writing_bytes;       /* of its parts on their way there */
+    struct tenant_cursor below;        /* where the search for a block of it on NVMe goes on */
+    struct tenant_cursor give;         /* the same in a full index */
+    uint64_t block_max_bytes;          /* slots of its largest block, so far */
+    struct policy_group *group;        /* from malloc; NULL: none */
     /* State of the feature that follows its blocks; NULL: none does. */
     void *follower;
     struct tenant *chain;
@@ -81,9 +81,9 @@ const struct tenant_settings *tenant_settings_of(const struct tenant_set *set, c
 #define TENANT_HELD_FRACTION 4u
 /* For limits_settings; ctx: the set. */
 uint64_t tenant_limit(void *ctx, const char *tenant, enum limit what);
-/* For share_quotas: what the tenant has by its settings, or would; ctx: the set. False: nobody has
+/* For shared_quotas: what the tenant has by its settings, or would; ctx: the set. False: nobody has
  * any. */
-bool tenant_share_quota(void *ctx, const char *tenant, uint64_t *guaranteed, uint64_t *most);
+bool tenant_shared_quota(void *ctx, const char *tenant, uint64_t *guaranteed, uint64_t *most);
 
 /* NULL: there is none. */
 struct tenant *tenant_find(const struct tenant_set *set, const char *name);

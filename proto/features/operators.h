@@ -119,7 +119,7 @@
     F(m, u64, skipped, OPT, 0, UINT64_MAX)                                                         \
     F(m, u64, next, OPT, 0, UINT64_MAX)
 
-/* Method share.collect. Starts garbage collection of the shared tier's roots: it removes the
+/* Method shared.gc. Starts garbage collection of the shared tier's roots: it removes the
  * coldest files of roots above their `capacity`, and temporary files of dead hosts. `stats` shows
  * the outcome.
  * Callers: operators.
@@ -309,7 +309,7 @@ enum ucm_bypass {
  * nvme_bytes, shared_bytes, uint: of its parts there, the shared tier's as far as this host knows.
  * given_weight, given_namespaces, uint: its `tenant_settings` in force.
  * given_dram_guaranteed, given_dram_most, given_nvme_guaranteed, given_nvme_most,
- *   given_share_guaranteed, given_share_most, uint: bytes; 0: none.
+ *   given_shared_guaranteed, given_shared_most, uint: bytes; 0: none.
  * given_connections, given_requests, given_memory, given_leased, uint: its own bounds; 0: those of
  *   `limits`.
  * bus_contended_bytes, nvme_contended_bytes, shared_contended_bytes, uint: what it was served while
@@ -397,7 +397,7 @@ enum ucm_trace_op {
  * recovering, bool: as in `health`.
  * metrics, map: counters and gauges, uint by name (docs/metrics.md).
  * tiers, array of map: the NVMe tier.
- * shares, array of map: roots of the shared tier.
+ * shared_roots, array of map: roots of the shared tier.
  * devices, array of map: GPUs and the CPU.
  * nodes, array of map: NUMA nodes, where DRAM is spread over them.
  * tenants, array of map: counters of the caller's tenant; for operators, of 64 tenants and `other`.
@@ -415,7 +415,7 @@ enum ucm_trace_op {
  * recovering, bool: parts of an earlier run may still be found.
  * degraded, bool: it refuses writes, or everything.
  * reason, str: why it is degraded.
- * In shares:
+ * In shared_roots:
  * name, str: directory or URL, without secrets.
  * backend, str: `directory`, `nfs`, `s3`, `mooncake` or `process`.
  * health, str: `up`; `read-only` or `full`: takes no writes; `down`: not used, checks go on.

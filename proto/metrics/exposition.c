@@ -47,7 +47,7 @@ const struct metric_list metric_lists[METRIC_LISTS] = {
     [METRIC_LIST_PLAIN] = {"metrics", "", NULL, offsetof(struct exposition, metrics), 0,
                            sizeof(struct metrics), 0, plain, COUNT(plain)},
     [METRIC_LIST_TIERS] = LIST("tiers", "tier_", "tier", tier),
-    [METRIC_LIST_ROOTS] = LIST("shares", "share_root_", "root", root),
+    [METRIC_LIST_ROOTS] = LIST("shared_roots", "shared_root_", "root", root),
     [METRIC_LIST_DEVICES] = LIST("devices", "device_", "device", device),
     [METRIC_LIST_NODES] = LIST("nodes", "arena_node_", "node", node),
     [METRIC_LIST_TENANTS] = LIST("tenants", "tenant_", "tenant", tenant),
@@ -249,11 +249,11 @@ static void put_states(const struct writer *w, const struct exposition *x)
     for (unsigned i = 0; i < HEALTH_STATES; i++)
         fprintf(w->f, "ucmd_health{state=\"%s\"} %d\n", health_names[i], i == x->health);
     if (x->n_roots > 0)
-        put_head(w, "ucmd_share_root_health", "gauge", NULL, "1 for the state that a root is in");
+        put_head(w, "ucmd_shared_root_health", "gauge", NULL, "1 for the state that a root is in");
     for (uint32_t r = 0; r < x->n_roots; r++)
         for (unsigned i = 0; i < ROOT_STATES; i++) {
             snprintf(index, sizeof(index), "%" PRIu32, r);
-            fputs("ucmd_share_root_health", w->f);
+            fputs("ucmd_shared_root_health", w->f);
             put_label(w, true, "root", x->root[r].name);
             put_label(w, false, "index", index);
             put_label(w, false, "state", root_state_names[i]);

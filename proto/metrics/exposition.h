@@ -23,7 +23,7 @@
 
 enum health { HEALTH_OK, HEALTH_RECOVERING, HEALTH_DEGRADED, HEALTH_FAILING, HEALTH_STATES };
 extern const char *const health_names[HEALTH_STATES];
-/* States of a shared root, in the order of enum share_health. */
+/* States of a shared root, in the order of enum shared_health. */
 #define ROOT_STATES 4
 extern const char *const root_state_names[ROOT_STATES];
 

@@ -140,23 +140,23 @@
     X(lookups_pending, counter, "requests",                                                        \
       "lookups answered before the shared tier had answered: their clients asked again")           \
     X(load_blocks_shared, counter, "parts", "parts loaded that were read from the shared tier")    \
-    X(share_forgotten, counter, "blocks",                                                          \
+    X(shared_forgotten, counter, "blocks",                                                         \
       "unverified blocks of the shared tier that a read did not find")                             \
-    X(share_write_dropped, counter, "parts",                                                       \
+    X(shared_write_dropped, counter, "parts",                                                      \
       "parts not written to the shared tier: evicted, or failed")                                  \
-    X(share_write_refused, counter, "parts",                                                       \
-      "parts not admitted to the shared tier until they are used again (share.admission)")         \
-    X(share_write_waits, counter, "times", "writes postponed because no root took them")           \
-    X(share_remove_dropped, counter, "parts",                                                      \
+    X(shared_write_refused, counter, "parts",                                                      \
+      "parts not admitted to the shared tier until they are used again (shared.admission)")        \
+    X(shared_write_waits, counter, "times", "writes postponed because no root took them")          \
+    X(shared_remove_dropped, counter, "parts",                                                     \
       "files left on a root because their block was evicted by name during the write")             \
-    X(share_writes, counter, "parts", "parts written to shared roots")                             \
-    X(share_damaged, counter, "parts", "damaged files found on shared roots; each is a miss")      \
-    X(share_roots_down, gauge, "roots", "shared roots that are down")                              \
-    X(share_probes, counter, "requests", "searches for keys on shared roots")                      \
-    X(share_gc_passes, counter, "passes", "garbage collections of shared roots that ended")        \
-    X(share_gc_failed, counter, "passes", "garbage collections given up because the root failed")  \
-    X(share_gc_removed, counter, "files", "files that garbage collection removed from a root")     \
-    X(share_gc_demoted, counter, "files", "files copied to the next root before their removal")    \
+    X(shared_writes, counter, "parts", "parts written to shared roots")                            \
+    X(shared_damaged, counter, "parts", "damaged files found on shared roots; each is a miss")     \
+    X(shared_roots_down, gauge, "roots", "shared roots that are down")                             \
+    X(shared_probes, counter, "requests", "searches for keys on shared roots")                     \
+    X(shared_gc_passes, counter, "passes", "garbage collections of shared roots that ended")       \
+    X(shared_gc_failed, counter, "passes", "garbage collections given up because the root failed") \
+    X(shared_gc_removed, counter, "files", "files that garbage collection removed from a root")    \
+    X(shared_gc_demoted, counter, "files", "files copied to the next root before their removal")   \
     X(lookup_hits_raw, counter, "blocks",                                                          \
       "keys of lookups in encoded namespaces whose block is in the raw namespace")                 \
     X(encode_raw_bytes, counter, "bytes", "bytes of dumped blocks before they were encoded")       \

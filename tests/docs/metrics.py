@@ -22,7 +22,7 @@ GROUPS = (
     ("Index", "", r"blocks|blocks_(partial|pinned)|index_.*"),
     ("NVMe", "", r"nvme_.*"),
     ("Encryption", "", r"encryption_.*"),
-    ("Shared tier", "", r"share_.*|blocks_shared"),
+    ("Shared tier", "", r"shared_.*|blocks_shared"),
     ("Retrieval", "", r"summary.*|sequence.*|select.*"),
     ("Shared mappings", "", r"mapping.*"),
     ("Lookup tables", "", r"lookup_table_.*"),
@@ -36,7 +36,7 @@ LISTS = (
      "Label `tenant`. The first 64 tenants have their own label until the daemon ends; the label `other` sums up the rest. An operator reads all of "
      "them in `stats`, another client its own."),
     ("UCMD_TIER_METRICS", "tiers", "tier_", "By tier", "Label `tier`."),
-    ("UCMD_ROOT_METRICS", "shares", "share_root_", "By shared root", "Labels `root` and `index`, its number from 0."),
+    ("UCMD_ROOT_METRICS", "shared_roots", "shared_root_", "By shared root", "Labels `root` and `index`, its number from 0."),
     ("UCMD_DEVICE_METRICS", "devices", "device_", "By device", "Labels `device`, which is `cpu` or the name of a GPU, and `index`."),
     ("UCMD_NODE_METRICS", "nodes", "arena_node_", "By NUMA node", "Label `node`. Present where the arena spans several nodes."),
 )
@@ -145,7 +145,7 @@ def page():
                   "On Prometheus the names of counters end in `_total`, and units are bytes and seconds; the others are gauges. A meaning that begins with `1:` "
                   "is a flag.")
     yield "\n"
-    yield md.wrap("A scraper also reads `ucmd_health{state}`, 1 for the state that `ucmctl health` prints; `ucmd_share_root_health{root,index,state}`; "
+    yield md.wrap("A scraper also reads `ucmd_health{state}`, 1 for the state that `ucmctl health` prints; `ucmd_shared_root_health{root,index,state}`; "
                   "`ucmd_build_info{version,commit,options,policy}`, always 1; and `ucmd_uptime_seconds`.")
     yield from alerts_text(of)
     yield from histograms_text(mark, of)

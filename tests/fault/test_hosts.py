@@ -27,13 +27,13 @@ SEED = int(os.environ.get("UCM_SEED", "0")) or random.SystemRandom().randrange(1
 WINDOW, CHAINS_A_SECOND, BLOCKS = 40, 4, 24
 IDENTITY = dict(DEMO, model="hosts", layers=[2], layer_bytes=32768)
 BYTES = IDENTITY["layers"][0] * IDENTITY["layer_bytes"]
-OPTIONS = {"nvme.size": "64MiB", "nvme.segment": "4MiB", "arena.size": "24MiB", "share.deadline": "2s",
-           "share.negative": "500ms", "shutdown.drain": "2s"}
+OPTIONS = {"nvme.size": "64MiB", "nvme.segment": "4MiB", "arena.size": "24MiB", "shared.deadline": "2s",
+           "shared.negative": "500ms", "shutdown.drain": "2s"}
 if KIND == "s3":  # Swift, in Python, takes tens of milliseconds for a request: what waits for it must be little
     WINDOW, CHAINS_A_SECOND, BLOCKS = 40, 0.5, 8
-    OPTIONS.update({"arena.size": "4MiB", "nvme.size": "8MiB", "nvme.segment": "2MiB", "share.depth": "8", "share.deadline": "20s", "share.lookup_deadline": "8s"})
+    OPTIONS.update({"arena.size": "4MiB", "nvme.size": "8MiB", "nvme.segment": "2MiB", "shared.depth": "8", "shared.deadline": "20s", "shared.lookup_deadline": "8s"})
 if KIND == "mooncake":
-    OPTIONS.update({"share.deadline": "8s"})
+    OPTIONS.update({"shared.deadline": "8s"})
 STORED_S = {"s3": 15, "mooncake": 15}.get(KIND, 3)
 PAUSE_S = {"s3": (3, 10)}.get(KIND, (0.3, 1.5))  # between accidents: a root is left alone for a while after each
 
@@ -186,15 +186,15 @@ class Hosts(unittest.TestCase):
             self.assertFalse(engine.is_alive(), ("an engine hangs", self.told))
             self.assertIsNone(engine.broken, (engine.broken, self.told))
             self.assertFalse(engine.wrong, self.told)
-            print(f"host {engine.host.number}: {engine.loaded} loaded ({engine.shared} of them from the share), "
+            print(f"host {engine.host.number}: {engine.loaded} loaded ({engine.shared} of them from the shared tier), "
                   f"{engine.missed} promised and missed, "
                   f"{engine.dumped} dumped, {engine.reconnects} times without its daemon", file=sys.stderr)
         print(f"{KIND}, {SECONDS:.0f} s, seed {SEED}, {len(self.told) - 1} accidents", file=sys.stderr)
-        self.assertGreater(sum(engine.shared for engine in engines), 0, "nothing was loaded from the share")
+        self.assertGreater(sum(engine.shared for engine in engines), 0, "nothing was loaded from the shared tier")
         self.newcomer_finds_what_others_stored()
 
     def newcomer_finds_what_others_stored(self):
-        """When all is well again somebody with nothing of its own loads from the share, without anybody's help."""
+        """When all is well again somebody with nothing of its own loads from the shared tier, without anybody's help."""
         old, chains = self.fleet.hosts[0], [names(-1000 - i) for i in range(20)]
         # What is dumped while the server is still being found again is not written to it later.
         chain = next((chain for chain in chains if self.dumped(old, chain)), None)
@@ -204,7 +204,7 @@ class Hosts(unittest.TestCase):
         old.start()
         deadline = time.monotonic() + 40
         while not self.loaded(old, chain):
-            self.assertLess(time.monotonic(), deadline, f"a chain was not loaded from the share: {self.told}")
+            self.assertLess(time.monotonic(), deadline, f"a chain was not loaded from the shared tier: {self.told}")
             time.sleep(0.3)
 
     def dumped(self, host, chain):

@@ -37,7 +37,7 @@ ROUND_S, PENDING, SLOTS = 4, 24, 48
 NO_MEMORY, CANCELLED_CODE = 10, 7
 HELD = 4
 OPTIONS = {"arena.size": "4MiB", "nvme.size": "16MiB", "nvme.segment": "1MiB", "nvme.pressure": "drop",
-           "share.negative": "200ms", "share.lookup_deadline": "100ms", "shutdown.drain": "2s", "request.deadline": "10min"}
+           "shared.negative": "200ms", "shared.lookup_deadline": "100ms", "shutdown.drain": "2s", "request.deadline": "10min"}
 GAUGES = ("sequences", "sequence_blocks", "summary_held_bytes", "requests_active", "leases", "blocks_pinned")
 
 
@@ -408,9 +408,9 @@ class Play:
         self.random, self.case = random.Random(seed), case
         self.oracle, self.prints, self.counts, self.ticks = Oracle(), {}, {}, 0
         self.directory = tempfile.mkdtemp(prefix="retrieval.")
-        self.share = os.path.join(self.directory, "share")
-        os.makedirs(self.share)
-        os.chmod(self.share, 0o777)
+        self.shared = os.path.join(self.directory, "shared")
+        os.makedirs(self.shared)
+        os.chmod(self.shared, 0o777)
         self.fault_file = os.path.join(self.directory, "faults")
         with open(self.fault_file, "wb") as file:
             file.truncate(4096)
@@ -433,7 +433,7 @@ class Play:
         library = UCMD + "-inject.so"
         asan = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
         before = ("env", f"LD_PRELOAD={library}", f"UCM_INJECT={self.fault_file}", f"ASAN_OPTIONS={asan}")
-        self.daemon = Daemon(directory=self.directory, before=before, recovered=False, **OPTIONS, **{"share.roots": self.share})
+        self.daemon = Daemon(directory=self.directory, before=before, recovered=False, **OPTIONS, **{"shared.roots": self.shared})
         self.evictions, self.actors = [], []
 
     def inject(self, read=0, write=0, reads=0, writes=0, no_room=0):
@@ -444,7 +444,7 @@ class Play:
 
     def damage(self):
         """Bytes of the cache file, or of a file of the shared tier, flip."""
-        files = [os.path.join(at, name) for top in (self.daemon.store, self.share) for at, _, names in os.walk(top)
+        files = [os.path.join(at, name) for top in (self.daemon.store, self.shared) for at, _, names in os.walk(top)
                  for name in names]
         for path in self.random.sample(files, min(3, len(files))):
             try:

@@ -1,7 +1,7 @@
 /* Any packets as what a root's process sends, while requests of each verb await their answers: each operation ends
  * once, a read that succeeds has the bytes of its part, and nothing is written but what the operation gave. Each packet
  * is also read as a daemon's, as the library for backends reads it. Traps on any break of these promises. */
-#include "daemon/share/process/process.h"
+#include "daemon/shared/process/process.h"
 
 #include "daemon/base/log.h"
 
@@ -19,7 +19,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 static struct fuzzed {
-    struct share_op op;       /* first */
+    struct shared_op op;      /* first */
     uint8_t bytes[BYTES + 8]; /* the last ones are nobody's */
     unsigned ended;
 } ops[OPS];
@@ -30,17 +30,17 @@ static void must(bool promise)
         abort();
 }
 
-static void done_cb(struct share_op *op, int status)
+static void done_cb(struct shared_op *op, int status)
 {
     struct fuzzed *f = (struct fuzzed *)op;
 
     must(f->ended++ == 0);
-    if (op->verb == SHARE_READ && status == 0)
-        must(share_op_verify(op) == 0);
-    if (op->verb == SHARE_LIST && status == 0) {
+    if (op->verb == SHARED_READ && status == 0)
+        must(shared_op_verify(op) == 0);
+    if (op->verb == SHARED_LIST && status == 0) {
         for (uint32_t i = 0; i < op->listing.n; i++)
-            must(share_listing_wants(op->listing.files[i].name));
-        share_listing_free(&op->listing);
+            must(shared_listing_wants(op->listing.files[i].name));
+        shared_listing_free(&op->listing);
     }
 }
 
@@ -62,10 +62,11 @@ static void as_request(const uint8_t *p, size_t n)
     wire_close(&r);
 }
 
-static void ops_start(struct share_backend *b)
+static void ops_start(struct shared_backend *b)
 {
-    static const enum share_verb verbs[OPS] = {SHARE_FIND,  SHARE_READ, SHARE_WRITE, SHARE_REMOVE,
-                                               SHARE_TOUCH, SHARE_LIST, SHARE_CHECK};
+    static const enum shared_verb verbs[OPS] = {SHARED_FIND,   SHARED_READ,  SHARED_WRITE,
+                                                SHARED_REMOVE, SHARED_TOUCH, SHARED_LIST,
+                                                SHARED_CHECK};
 
     for (unsigned i = 0; i < OPS; i++) {
         struct fuzzed *f = &ops[i];
@@ -76,12 +77,12 @@ static void ops_start(struct share_backend *b)
                                     .bytes = BYTES,
                                     .sync = true,
                                     .done_cb = done_cb}};
-        share_process.start(b, &f->op);
+        shared_process.start(b, &f->op);
     }
 }
 
 /* A run whose process is the fuzzer. Returns the fuzzer's end of its socket. */
-static int run_make(struct share_backend *b)
+static int run_make(struct shared_backend *b)
 {
     struct process_run *run = calloc(1, sizeof(*run));
     int sockets[2];
@@ -105,7 +106,7 @@ static int run_make(struct share_backend *b)
 }
 
 /* Packets: two bytes of length each, then so many bytes. */
-static void packets_send(struct share_backend *b, uv_loop_t *loop, int fd, const uint8_t *data,
+static void packets_send(struct shared_backend *b, uv_loop_t *loop, int fd, const uint8_t *data,
                          size_t n)
 {
     while (n >= 2 && b->run) {
@@ -128,19 +129,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     static const struct config_process process = {.command = "/x", .buffer_bytes = BUFFER};
     struct deadlines deadlines;
-    struct share_backend_config config = {.deadlines = &deadlines,
-                                          .target = CONFIG_PROCESS "fuzzed",
-                                          .host = "host",
-                                          .depth = 8,
-                                          .process = &process};
-    struct share_backend *b;
+    struct shared_backend_config config = {.deadlines = &deadlines,
+                                           .target = CONFIG_PROCESS "fuzzed",
+                                           .host = "host",
+                                           .depth = 8,
+                                           .process = &process};
+    struct shared_backend *b;
     uv_loop_t loop;
     int fd;
 
     log_set_level(LOG_ERROR);
     must(uv_loop_init(&loop) == 0 && deadlines_init(&deadlines, &loop) == 0);
     config.loop = &loop;
-    must(share_process.open(&config, &b) == 0);
+    must(shared_process.open(&config, &b) == 0);
     fd = run_make(b);
     ops_start(b);
     packets_send(b, &loop, fd, data, n);
@@ -153,7 +154,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         for (unsigned at = BYTES; at < BYTES + 8; at++)
             must(ops[i].bytes[at] == 0);
     }
-    share_process.close(b);
+    shared_process.close(b);
     close(fd);
     deadlines_close(&deadlines);
     uv_run(&loop, UV_RUN_DEFAULT);

@@ -3,7 +3,7 @@
  * directory. Traps on any break of these promises. */
 #include "daemon/format/bytes.h"
 #include "daemon/format/checksum.h"
-#include "daemon/share/block_file.h"
+#include "daemon/shared/block_file.h"
 
 #include <stdio.h>
 #include <stdlib.h>

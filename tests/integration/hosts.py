@@ -168,7 +168,7 @@ class Host:
 
     def __init__(self, network, number, directory, roots, **options):
         self.network, self.number, self.directory, self.daemon = network, number, directory, None
-        self.options = {"share.roots": roots, **options}
+        self.options = {"shared.roots": roots, **options}
         os.mkdir(directory)
         self.start()
 

@@ -19,7 +19,7 @@ IDENTITY = {"model": "retrieval", "dtype": "f16", "layout": "test/1", "block_tok
 SHAPE = {"dtype": 1, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "v_head_dim": HEAD_DIM,
          "k_token_stride": KV_HEADS * HEAD_DIM * 2, "k_head_stride": HEAD_DIM * 2, "v_offset": K_BYTES,
          "v_token_stride": KV_HEADS * HEAD_DIM * 2, "v_head_stride": HEAD_DIM * 2}
-IN_DRAM, ON_NVME, ON_SHARE, HELD = 1, 2, 3, 4
+IN_DRAM, ON_NVME, ON_SHARED, HELD = 1, 2, 3, 4
 DEADLINE, CANCELLED_CODE = 6, 7
 MEAN = {"method": 1}
 METHODS = {"mean": (1, {}), "submean": (2, {"run": 4}), "box": (3, {}), "hash": (4, {"bits": 64, "seed": 7}),

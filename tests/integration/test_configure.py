@@ -216,7 +216,7 @@ class AuditWithRoots(Audit):
         directory = tempfile.TemporaryDirectory(prefix="root.")
         self.addCleanup(directory.cleanup)
         os.chmod(directory.name, 0o777)
-        self.options = {"nvme": False, "share.roots": directory.name}
+        self.options = {"nvme": False, "shared.roots": directory.name}
         super().setUp()
 
     @unittest.skipUnless(os.geteuid() == 0, "takes another uid")

@@ -18,8 +18,8 @@ from encoding_case import (BLOCK, DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, TENSO
 from second_client import EXISTS, FAILED, MISS, OK, Daemon, OwnDaemons, keys
 import ucmclient  # noqa: E402
 
-IN_DRAM, ON_NVME, ON_SHARE = 1, 2, 3
-SHARE = {"share.negative": "50ms", "share.lookup_deadline": "10s", "share.deadline": "30s"}
+IN_DRAM, ON_NVME, ON_SHARED = 1, 2, 3
+SHARE = {"shared.negative": "50ms", "shared.lookup_deadline": "10s", "shared.deadline": "30s"}
 
 
 class Life(OwnDaemons, EncodingCase):
@@ -122,7 +122,7 @@ class Damage(Life):
 class Share(Life):
     def test_another_host_finds_either_form(self):
         """A chain whose head and tail are plain."""
-        options = {"nvme": False, "share.roots": self.directory, **SHARE}
+        options = {"nvme": False, "shared.roots": self.directory, **SHARE}
         one, other, third = self.daemon, _, _ = [Daemon(**options) for _ in range(3)]
         engine = self.engine("fp8")
         plain = [engine.pages.fill(i) for i in range(9)]
@@ -132,7 +132,7 @@ class Share(Life):
         right = [engine.through(p) if 2 <= i < 7 else p for i, p in enumerate(plain)]
         reader = self.engine("fp8", daemon=other)
         self.assertEqual(reader.hits(*range(12)), 9)
-        self.assertEqual(reader.each(*range(10), shared=True), [ON_SHARE] * 9 + [0])
+        self.assertEqual(reader.each(*range(10), shared=True), [ON_SHARED] * 9 + [0])
         self.assertEqual(reader.load(range(9), range(9)), [OK] * 9)
         self.assertEqual([reader.pages.bytes(i) for i in range(9)], right)
         fetched = self.engine("fp8", daemon=third)

@@ -11,7 +11,7 @@ import unittest
 from encoding_case import LAYERS as ENCODED_LAYERS, LAYER as ENCODED_LAYER, EncodingCase
 from second_client import (CANCELLED, DEMO, FAILED, INVALID, MISS, NOT_FOUND, OK, Case, Client, Closed, Pool, Refused,
                            Region, keys, u32)
-from share_case import ON_SHARE, ShareCase
+from shared_case import ON_SHARED, SharedCase
 
 SUITE_TIMEOUT_S = 300
 LAYERS, LAYER, BLOCKS, SLOTS = 5, 4096, 24, 64
@@ -324,13 +324,13 @@ class Encoded(EncodingCase):
                 self.assertEqual(engine.metrics()["decode_raw_bytes"] - before, ENCODED_LAYER * sum(item[0] < 4 for item in items))
 
 
-class Shared(ShareCase):
+class Shared(SharedCase):
     def test_from_the_shared_tier(self):
         self.identity = dict(IDENTITY, model=self.id())
         first = self.host()
         kv = self.stored(first, 8)[0]
         second = self.host()
-        self.assertEqual(second.tiers(*range(8)), [ON_SHARE] * 8)
+        self.assertEqual(second.tiers(*range(8)), [ON_SHARED] * 8)
         pool = Pool(second.client, second.ns, LAYER, 8)
         items = [(index, 4 - index % LAYERS, 7 - index) for index in range(8)]
         self.assertEqual(pool.gather(items, keys=keys(*range(8))), [OK] * 8)

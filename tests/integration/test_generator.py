@@ -49,7 +49,7 @@ class Generator(unittest.TestCase):
         self.assertIn('ReadWritePaths="-/srv/first"', self.made())
         self.assertNotIn("/srv/file", self.made())
         # By name, whatever the directory; /etc hides /usr/lib.
-        self.drop_in("20-b.conf", "  Environment=\"UCMD_NVME_PATHS=/srv/second disk\" \\\n    'UCMD_SHARE_ROOTS=nfs://10.0.0.5/export'\n",
+        self.drop_in("20-b.conf", "  Environment=\"UCMD_NVME_PATHS=/srv/second disk\" \\\n    'UCMD_SHARED_ROOTS=nfs://10.0.0.5/export'\n",
                      "run/systemd/system")
         self.drop_in("30-c.conf", "Environment=UCMD_NVME_PATHS=/srv/hidden\n", "usr/lib/systemd/system")
         self.drop_in("30-c.conf", "# Environment=UCMD_NVME_PATHS=/srv/comment\n")

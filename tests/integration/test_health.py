@@ -184,7 +184,7 @@ class Health(OwnDaemons, Case):
         fault.read_delay_ms = 2000
         asan = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
         client = self.start(recovered=False, before=["env", "LD_PRELOAD=" + library, "UCM_INJECT=" + file.name, "ASAN_OPTIONS=" + asan],
-                            **{"nvme.io": "threads", "share.roots": os.path.join(self.directory, "not-there")})
+                            **{"nvme.io": "threads", "shared.roots": os.path.join(self.directory, "not-there")})
         self.until(lambda: self.health(client)[0] == "degraded", "the root's health check")
         answer = client.call("health")
         self.assertTrue(answer["recovering"])

@@ -96,18 +96,18 @@ static void begin(void)
 {
     snprintf(directory, sizeof(directory), "/tmp/ucm-nowait-XXXXXX");
     cr_assert(mkdtemp(directory));
-    snprintf(roots[0], sizeof(roots[0]), "share.roots=%s", directory);
-    snprintf(roots[1], sizeof(roots[1]), "share.roots=%s", directory);
+    snprintf(roots[0], sizeof(roots[0]), "shared.roots=%s", directory);
+    snprintf(roots[1], sizeof(roots[1]), "shared.roots=%s", directory);
     host = (struct host){.sets = {roots[0], NULL}};
     host_start(&host);
     worker_open(&worker, &host, &OPTIONS);
     worker_store(&worker, 0, STORED);
     worker_store(&worker, 50, 1);
-    cr_assert(metric_reaches(worker.client, "share_writes", STORED + 1, CALL_MS));
+    cr_assert(metric_reaches(worker.client, "shared_writes", STORED + 1, CALL_MS));
     worker_close(&worker);
     host_remove(&host);
-    host = (struct host){.sets = {roots[1], "share.negative=0ms", "share.lookup_deadline=10s",
-                                  "share.deadline=60s", NULL}};
+    host = (struct host){.sets = {roots[1], "shared.negative=0ms", "shared.lookup_deadline=10s",
+                                  "shared.deadline=60s", NULL}};
     host_start(&host);
     worker_open(&worker, &host, &OPTIONS);
     worker_store(&worker, 100, 1);
@@ -149,13 +149,13 @@ Test(lookup_nowait, who_comes_back_finds_what_the_shared_tier_has)
     struct answer a;
 
     hold();
-    asked = metric(worker.client, "share_probes");
+    asked = metric(worker.client, "shared_probes");
     counted = metric(worker.client, "lookups");
     for (int i = 0; i < 4; i++) {
         a = look(UCM_NOWAIT_LATER, 0, ASKED, 0);
         cr_expect(a.pending == 1 && a.hits == 0 && a.lease == 0);
     }
-    cr_expect_eq(metric(worker.client, "share_probes"), asked + 1, "it is asked once");
+    cr_expect_eq(metric(worker.client, "shared_probes"), asked + 1, "it is asked once");
     cr_expect_eq(metric(worker.client, "lookups_pending"), 4u);
     cr_expect_eq(metric(worker.client, "lookups"), counted, "they are no misses");
     a = look(UCM_NOWAIT_LATER, 100, 1, 0);
@@ -166,7 +166,7 @@ Test(lookup_nowait, who_comes_back_finds_what_the_shared_tier_has)
     let_go();
     a = look_until_known(0, ASKED, 0);
     cr_expect(a.hits == STORED && a.dram == 0 && a.lease != 0);
-    cr_expect_eq(metric(worker.client, "share_probes"), asked + 1, "nor is it asked again");
+    cr_expect_eq(metric(worker.client, "shared_probes"), asked + 1, "nor is it asked again");
     keys_make(0, STORED, keys);
     cr_expect_eq(worker_load(&worker, keys, blocks, STORED, status), 0);
     for (uint32_t i = 0; i < STORED; i++)

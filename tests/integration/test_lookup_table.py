@@ -244,16 +244,16 @@ class Prefix(Case):
     def test_of_the_shared_tier(self):
         with tempfile.TemporaryDirectory() as root:
             os.chmod(root, 0o777)
-            first = Daemon(**{"share.roots": root})
+            first = Daemon(**{"shared.roots": root})
             client = Reader(first)
             ns = client.open(dict(DEMO, model=self.id()))
             region = Region(client, ns, DEMO, 8)
             want = [region.fill(block) for block in range(8)]
             region.dump(range(8), range(8))
-            self.until(lambda: client.metrics()["share_writes"] >= 8)
+            self.until(lambda: client.metrics()["shared_writes"] >= 8)
             self.assertTrue(Table(client, ns).wait(LIVE).shared)
             first.stop()
-            other = Daemon(nvme=False, **{"share.roots": root, "share.lookup_deadline": "10s", "share.deadline": "30s"})
+            other = Daemon(nvme=False, **{"shared.roots": root, "shared.lookup_deadline": "10s", "shared.deadline": "30s"})
             try:
                 client = Reader(other)
                 region = Region(client, client.open(dict(DEMO, model=self.id())), DEMO, 16)

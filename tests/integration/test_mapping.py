@@ -9,7 +9,7 @@ import signal
 import unittest
 
 import numpy as np
-from retrieval_case import IDENTITY, LAYERS, ON_NVME, ON_SHARE, SHAPE, SUITE_TIMEOUT_S, Retrieval, random_kv
+from retrieval_case import IDENTITY, LAYERS, ON_NVME, ON_SHARED, SHAPE, SUITE_TIMEOUT_S, Retrieval, random_kv
 from second_client import BUSY, INVALID, NOT_FOUND, OK, OTHER_UID, UNSUPPORTED, Closed, OwnDaemons, Region, keys
 from mapping_case import SLAB, PART, SLOTS, MAPPINGS, Case, Reader, SharedMapping
 from daemon import Daemon, halt
@@ -456,14 +456,14 @@ class Padding(Case):
 class Stops(OwnDaemons, Case):
     def test_what_ends_refs_whose_reads_last(self):
         """Of blocks on a root whose process stands still."""
-        self.daemon = Daemon(nvme=False, **MAPPINGS, **{"share.roots": self.directory, "share.deadline": "600s"})
+        self.daemon = Daemon(nvme=False, **MAPPINGS, **{"shared.roots": self.directory, "shared.deadline": "600s"})
         self.addCleanup(self.daemon.stop)
         client, ns, _, kv = self.stored(8)
         names = range(8)
-        self.until(lambda: client.metrics()["share_writes"] >= 8, "the files")
+        self.until(lambda: client.metrics()["shared_writes"] >= 8, "the files")
         client.call("evict", ns=ns, tier=1)
-        self.assertEqual(list(client.call("lookup", ns=ns, keys=keys(*names), each=True, shared=True)["status"]), [ON_SHARE] * 8)
-        pid = client.call("stats")["shares"][0]["pid"]
+        self.assertEqual(list(client.call("lookup", ns=ns, keys=keys(*names), each=True, shared=True)["status"]), [ON_SHARED] * 8)
+        pid = client.call("stats")["shared_roots"][0]["pid"]
         halt(pid)
         self.addCleanup(os.kill, pid, signal.SIGCONT)
         for end in ("cancel", "mapping.close", "sequence.close", "the connection's end"):
@@ -474,7 +474,7 @@ class Stops(OwnDaemons, Case):
             # Nothing but that end ends it: its deadline is far.
             ref = reader.begin("mapping.ref", mapping=mapping.number, sequence=sequence, first=0, n=8, deadline_ms=600000)
             self.until(lambda: client.metrics()["requests_active"] >= 1, "the reference")
-            self.until(lambda: client.call("stats")["shares"][0]["in_flight"] >= 8, "the reads")
+            self.until(lambda: client.call("stats")["shared_roots"][0]["in_flight"] >= 8, "the reads")
             if end == "the connection's end":
                 reader.close()
                 self.until(lambda: client.metrics()["requests_active"] == 0, end)

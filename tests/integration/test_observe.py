@@ -273,7 +273,7 @@ class RealPrometheus(unittest.TestCase):
     def setUpClass(cls):
         cls.root = tempfile.mkdtemp(prefix="root.")
         cls.addClassCleanup(shutil.rmtree, cls.root, True)
-        cls.daemon = serving(**{"metrics.listen": "0", "arena.slab": "4MiB", "share.roots": cls.root})
+        cls.daemon = serving(**{"metrics.listen": "0", "arena.slab": "4MiB", "shared.roots": cls.root})
         cls.addClassCleanup(cls.daemon.stop)
         cls.address = address_of(cls.daemon)
         cls.prometheus = Prometheus(cls.address)

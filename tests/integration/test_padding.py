@@ -87,12 +87,12 @@ class Padding(OwnDaemons, Case):
         self.padded(kv)
 
     def test_records_of_what_was_read_from_a_root(self):
-        client, ns, region = self.start(False, **{"share.roots": self.root})
+        client, ns, region = self.start(False, **{"shared.roots": self.root})
         self.soil()
         kv = self.stored(region)
         self.ends(kv)
         self.daemon.stop()
-        client, ns, region = self.start(True, **{"share.roots": self.root})
+        client, ns, region = self.start(True, **{"shared.roots": self.root})
         self.soil()
         self.until(lambda: client.call("lookup", ns=ns, keys=keys(*range(BLOCKS)), shared=True)["hits"] == BLOCKS, "a lookup of all")
         self.assertEqual(set(region.load(range(BLOCKS), range(BLOCKS))), {OK})

@@ -92,11 +92,11 @@ class Completion(unittest.TestCase):
     def ask_all(self, ask):
         self.assertEqual(ask("ucmctl", ""), {*self.commands, "help"})
         self.assertEqual(ask("ucmctl", "verif"), {"verify"})
-        self.assertEqual(ask("ucmctl", "evict --tier "), {"all", "dram", "nvme", "share"})
+        self.assertEqual(ask("ucmctl", "evict --tier "), {"all", "dram", "nvme", "shared"})
         self.assertEqual(ask("ucmctl", "evict --tier n"), {"nvme"})
         self.assertEqual(ask("ucmctl", "verify --sal"), {"--salvage"})
         self.assertEqual(ask("ucmctl", "--so"), {"--socket"})
-        self.assertEqual(ask("ucmctl", "share "), {"collect"})
+        self.assertEqual(ask("ucmctl", "shared "), {"gc"})
         self.assertEqual(ask("ucmctl", f"--socket {self.daemon.socket} ls "), {"1", "2"})
         self.assertEqual(ask("ucmctl", f"purge --yes --socket {self.daemon.socket} "), {"1", "2"})
         self.assertEqual(ask("ucmctl", "--socket /nonexistent ls "), set())

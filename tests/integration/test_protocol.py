@@ -237,7 +237,7 @@ class Requests(Case):
             "lookup": one, "release": {"lease": 1}, "load": move, "load_prefix": move, "dump": move, "prefetch": one, "cancel": {"msgid": 0},
             "pin": one, "unpin": one, "evict": one, "namespace.purge": one, "stats": {}, "health": {},
             "namespace.list": {}, "ls": {"ns": ns}, "inspect": {"ns": ns, "key": keys(1)}, "verify": {"ns": ns},
-            "share.collect": {}, "config.reload": {}, "config.get": {}, "key.list": {}, "key.reload": {},
+            "shared.gc": {}, "config.reload": {}, "config.get": {}, "key.list": {}, "key.reload": {},
             "bypass": {}, "trace": {"op": 1},
             "tenant.list": {}, "tenant.set": {"tenant": "uid:7", "settings": "weight=100"}, "tenant.reset": {"tenant": "uid:7"},
             "region.unregister": {"region": region.number}, "region.challenge": {},
@@ -276,8 +276,8 @@ class Requests(Case):
     def test_every_parameter_of_the_page(self):
         client, fd, good = self.good()
         self.assertEqual(sorted(good), sorted(PAGE.methods))
-        lacking = {"ring.register": DEVICE, "ring.unregister": NOT_FOUND, "share.collect": UNSUPPORTED,
-                   "config.reload": UNSUPPORTED,  # GPU, share, file
+        lacking = {"ring.register": DEVICE, "ring.unregister": NOT_FOUND, "shared.gc": UNSUPPORTED,
+                   "config.reload": UNSUPPORTED,  # GPU, shared, file
                    "mapping.open": UNSUPPORTED, "mapping.ref": NOT_FOUND, "mapping.unref": NOT_FOUND,
                    "mapping.release": NOT_FOUND, "mapping.close": NOT_FOUND}  # mapping.size
         for method, params in good.items():

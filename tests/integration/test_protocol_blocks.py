@@ -329,7 +329,7 @@ class Blocks(Case):
         self.fail("none came while the region was unmapped")
 
     def test_busy(self):
-        """test_share_hangs.py has requests."""
+        """test_shared_hangs.py has requests."""
         client, ns, _region = self.worker(BIG, 1)
         for _ in range(client.limits["max_regions"] - 1):
             kept = Region(client, ns, BIG, 1)
@@ -396,7 +396,7 @@ class Blocks(Case):
         self.assertEqual((other.hits(mine, "a"), own.load("a", [0]), own.dump("ab", [0, 1])), (0, [MISS], [OK, OK]))
         for method in ("pin", "unpin"):
             self.refused(DENIED, other.call, method, ns=mine, keys=keys("a"))
-        self.refused(DENIED, other.call, "share.collect")
+        self.refused(DENIED, other.call, "shared.gc")
         self.assertEqual(len(other.call("ls", ns=mine)["blocks"]), 2)
         self.assertEqual(other.call("inspect", ns=mine, key=keys("a"))["complete"], True)
         listed = other.call("namespace.list")["namespaces"]

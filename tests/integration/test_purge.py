@@ -9,7 +9,7 @@ import unittest
 
 from retrieval_case import IDENTITY, Retrieval, lists_of
 from second_client import DEMO, IN_PROGRESS, MISS, OK, OTHER_UID, Case, Client, Pool, Region, keys, u32
-from share_case import ABSENT, ON_SHARE, ShareCase
+from shared_case import ABSENT, ON_SHARED, SharedCase
 from test_lookup_table import LIVE, Table
 from mapping_case import MAPPINGS, Reader, Mapping
 
@@ -129,7 +129,7 @@ class Sequences(Retrieval):
                 self.until(lambda: self.build(client, derived, NAMES) == [OK] * BLOCKS, "the end of their last users")
 
 
-class Shared(ShareCase):
+class Shared(SharedCase):
     def test_what_lies_on_a_root_alone(self):
         one, other = self.host(), self.host()
         self.stored(one, 4)
@@ -137,7 +137,7 @@ class Shared(ShareCase):
         self.hosts.remove(one)
         for method, more in GONE:
             with self.subTest(method=method, more=more):
-                self.assertEqual(other.tiers(*range(4)), [ON_SHARE] * 4)
+                self.assertEqual(other.tiers(*range(4)), [ON_SHARED] * 4)
                 lease = other.look(*range(4), lease_ms=600000)["lease"]
                 self.assertEqual(other.client.call(method, ns=other.ns, **more)["busy"], 4)
                 self.assertEqual(other.regions[0].load(range(4), range(4)), [MISS] * 4)

@@ -6,7 +6,7 @@ import os
 import tempfile
 import unittest
 
-from retrieval_case import CANCELLED_CODE, HELD, ON_SHARE, SUITE_TIMEOUT_S, Retrieval, lists_of
+from retrieval_case import CANCELLED_CODE, HELD, ON_SHARED, SUITE_TIMEOUT_S, Retrieval, lists_of
 from second_client import OK, SHUTDOWN, TIMEOUT_S, Daemon, OwnDaemons, keys, u32
 
 
@@ -68,8 +68,8 @@ class Share(Retrieval):
     options = {"nvme": False}
 
     def test_another_host_finds_the_summaries(self):
-        with tempfile.TemporaryDirectory(prefix="share.") as directory:
-            hosts = [Daemon(nvme=False, **{"share.roots": directory, "share.negative": "50ms", "share.lookup_deadline": "10s", "share.deadline": "30s"})
+        with tempfile.TemporaryDirectory(prefix="shared.") as directory:
+            hosts = [Daemon(nvme=False, **{"shared.roots": directory, "shared.negative": "50ms", "shared.lookup_deadline": "10s", "shared.deadline": "30s"})
                      for _ in range(2)]
             try:
                 self.two_hosts(*hosts)
@@ -80,7 +80,7 @@ class Share(Retrieval):
     def shared(self, client, ns):
         def written():
             return all(block["shared"] == 1 for block in client.call("ls", ns=ns, limit=4096)["blocks"])
-        self.until(written, "every block on the share")
+        self.until(written, "every block on the shared tier")
 
     def two_hosts(self, one, other):
         self.daemon = one
@@ -93,12 +93,12 @@ class Share(Retrieval):
         best = lists_of(self.select(client, sequence, self.query(), min_blocks=5))
         far, far_ns = self.again(other)
         sequence, answer = self.sequence(far, self.summaries(far, far_ns), range(25), build=True)
-        self.assertEqual(answer["status"], bytes([ON_SHARE | HELD] * 20 + [0] * 5))
+        self.assertEqual(answer["status"], bytes([ON_SHARED | HELD] * 20 + [0] * 5))
         self.assertEqual((answer["shared"], answer["summaries"], answer.get("built", 0), answer["missing"]), (20, 20, 0, 5))
         self.assertEqual(lists_of(self.select(far, sequence, self.query(), min_blocks=5)), best)
         self.assertEqual(far.metrics()["summary_builds"], 0)
         box = self.summaries(far, far_ns, "box")
-        self.assertEqual(self.build(far, box, range(20)), [OK] * 20, "bases are read from the share")
+        self.assertEqual(self.build(far, box, range(20)), [OK] * 20, "bases are read from the shared tier")
 
 
 class Pressure(Retrieval):

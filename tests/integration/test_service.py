@@ -87,7 +87,7 @@ class Service(unittest.TestCase):
     def test_health_answers_a_supervisor(self):
         def health(*how):
             return ctl(self.socket, "health", *how).returncode
-        self.start("--set", "share.roots=/nonexistent/kv")
+        self.start("--set", "shared.roots=/nonexistent/kv")
         until(lambda: health() == 4, self.log)
         self.assertEqual([health("--live"), health("--ready"), health("--live", "--ready")], [0, 0, 2])
         self.socket += ".other"

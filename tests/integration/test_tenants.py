@@ -126,8 +126,8 @@ class Settings(Own):
         """Of DRAM, NVMe and the shared tier: use, guarantee and bound; the weight; changed live. What each obtained: test_fairness.py."""
         root = os.path.join(self.directory, "root")
         os.mkdir(root)
-        self.start(**{"share.roots": f"{root} capacity=1GiB", "tenant_settings":
-                      "quiet dram.guaranteed=4MiB dram.most=12MiB nvme.guaranteed=8MiB nvme.most=32MiB share.guaranteed=16MiB share.most=64MiB weight=200"})
+        self.start(**{"shared.roots": f"{root} capacity=1GiB", "tenant_settings":
+                      "quiet dram.guaranteed=4MiB dram.most=12MiB nvme.guaranteed=8MiB nvme.most=32MiB shared.guaranteed=16MiB shared.most=64MiB weight=200"})
         client, ns, region = self.worker(QUIET)
         self.store(region, ["a", "b", "c", "d"])
         self.settled(client, ns)
@@ -138,7 +138,7 @@ class Settings(Own):
         self.assertRegex(self.ctl("tenants").stdout, r"^TENANT +NAMESPACES +BLOCKS +DRAM +GIVEN +NVME +GIVEN +SHARED +GIVEN +WEIGHT +OF BUS +OF NVME +OF SHARED")
         self.assertRegex(row(), r"^quiet +1 +4 +2\.0 MiB +4\.0 MiB to 12\.0 MiB +2\.0 MiB +8\.0 MiB to 32\.0 MiB +"
                                 r"2\.0 MiB +16\.0 MiB to 64\.0 MiB +200 +- +- +-$")
-        self.ctl("tenant", "set", "quiet", "weight=300", "dram.guaranteed=0", "dram.most=0", "share.most=0")
+        self.ctl("tenant", "set", "quiet", "weight=300", "dram.guaranteed=0", "dram.most=0", "shared.most=0")
         client.call("evict", ns=ns, keys=keys("a"), tier=1)
         self.assertRegex(row(), r"^quiet +1 +4 +1\.5 MiB +- +2\.0 MiB +8\.0 MiB to 32\.0 MiB +2\.0 MiB +16\.0 MiB to all +300 ")
 
@@ -263,10 +263,10 @@ class SharedRoot(Own):
 
     def play(self, blocks, **more):
         """How many files the quiet one of 8 and the noisy one of 40 have after a collection."""
-        self.root = tempfile.mkdtemp(prefix="share.")
+        self.root = tempfile.mkdtemp(prefix="shared.")
         self.addCleanup(shutil.rmtree, self.root, ignore_errors=True)
         os.makedirs(os.path.join(self.root, "blocks"))
-        hosts = {"share.roots": self.root, "arena.size": "64MiB", **more}
+        hosts = {"shared.roots": self.root, "arena.size": "64MiB", **more}
         self.start(**hosts)
         self.store(self.worker(QUIET)[2], [f"quiet {i}" for i in range(8)])
         self.until(lambda: len(self.files()) == 8, "the quiet one's files")
@@ -279,9 +279,9 @@ class SharedRoot(Own):
         self.assertEqual(len(notes), 2)
         self.directory = tempfile.mkdtemp(prefix="host.")
         self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
-        self.start(**{**hosts, "share.roots": f"{self.root} capacity={blocks * (BLOCK + 64)}"})
-        self.until(lambda: self.ctl("share", "collect").returncode == 0, "a collection")
-        self.until(lambda: re.search(r"share gc root=1 removed=[1-9]", self.daemon.log()), "its end")
+        self.start(**{**hosts, "shared.roots": f"{self.root} capacity={blocks * (BLOCK + 64)}"})
+        self.until(lambda: self.ctl("shared", "gc").returncode == 0, "a collection")
+        self.until(lambda: re.search(r"shared gc root=1 removed=[1-9]", self.daemon.log()), "its end")
         left = set(self.files())
         return len(left & quiet), len(left - quiet)
 
@@ -289,18 +289,18 @@ class SharedRoot(Own):
         self.assertEqual(self.play(24)[0], 0)
 
     def test_what_is_guaranteed_stays_on_the_root(self):
-        quiet, noisy = self.play(24, tenant_settings=f"quiet share.guaranteed={8 * (BLOCK + 64)}")
+        quiet, noisy = self.play(24, tenant_settings=f"quiet shared.guaranteed={8 * (BLOCK + 64)}")
         self.assertEqual(quiet, 8)
         self.assertTrue(12 <= noisy <= 14, noisy)
 
     def test_at_most(self):
-        quiet, noisy = self.play(1000, tenant_settings=f"noisy share.most={20 * (BLOCK + 64)}")
+        quiet, noisy = self.play(1000, tenant_settings=f"noisy shared.most={20 * (BLOCK + 64)}")
         self.assertEqual(quiet, 8)
         self.assertTrue(16 <= noisy <= 18, noisy)
 
     def test_a_guarantee_that_no_root_could_keep(self):
-        with self.assertRaisesRegex(RuntimeError, "share.guaranteed are 2MiB in sum, and what garbage collection leaves on the smallest shared"):
-            Daemon(**{"share.roots": "/tmp capacity=2MiB", **self.options, "tenant_settings": "quiet share.guaranteed=2MiB"})
+        with self.assertRaisesRegex(RuntimeError, "shared.guaranteed are 2MiB in sum, and what garbage collection leaves on the smallest shared"):
+            Daemon(**{"shared.roots": "/tmp capacity=2MiB", **self.options, "tenant_settings": "quiet shared.guaranteed=2MiB"})
 
 
 if __name__ == "__main__":

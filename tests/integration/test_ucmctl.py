@@ -19,7 +19,7 @@ UCM_BENCH = os.environ.get("UCM_BENCH", os.path.join(TOP, "build/ucm-bench"))
 
 OK, ERROR, USAGE, NO_DAEMON, UNHEALTHY, CORRUPT = range(6)
 COMMANDS = ["status", "stats", "namespaces", "ls", "inspect", "evict", "pin", "unpin", "purge", "verify",
-            "share", "trace", "health", "version", "reload", "config", "bypass"]
+            "shared", "trace", "health", "version", "reload", "config", "bypass"]
 REQUESTS = 40
 TIMEOUT_S = 120
 
@@ -99,7 +99,7 @@ class CommandLine(unittest.TestCase):
         self.check(["status", "--json=1"], USAGE, "--json takes no value")
         self.check(["--timeout", "soon", "status"], USAGE, "--timeout soon", "e.g. 30s")
         self.check(["--timeout", "2h", "status"], USAGE, "--timeout 2h", "1ms to 1h")
-        self.check(["evict", "1", "--tier", "tape"], USAGE, "--tier tape", "all, dram, nvme or share")
+        self.check(["evict", "1", "--tier", "tape"], USAGE, "--tier tape", "all, dram, nvme or shared")
         self.check(["stats", "--count", "2"], USAGE, "--count goes with --watch")
         self.check(["stats", "--prometheus", "--json"], USAGE, "--prometheus")
 
@@ -279,8 +279,8 @@ class WithDaemon(unittest.TestCase):
             self.assertIn("64 hexadecimal digits", done.stderr)
 
     def test_without_a_shared_tier_there_are_no_roots(self):
-        self.assertEqual(self.json("share")["shares"], [])
-        self.assertIn("share.roots", self.run_ctl("share").stdout)
+        self.assertEqual(self.json("shared")["shared_roots"], [])
+        self.assertIn("shared.roots", self.run_ctl("shared").stdout)
 
     def test_health_and_version(self):
         self.assertEqual(self.run_ctl("health").stdout, "ok\n")

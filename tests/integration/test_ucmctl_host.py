@@ -163,7 +163,7 @@ class Doctor(unittest.TestCase):
 
     @plainly
     def test_a_degraded_daemon_is_a_warning(self):
-        daemon = Daemon(**{"share.roots": "/nonexistent/kv"})
+        daemon = Daemon(**{"shared.roots": "/nonexistent/kv"})
         self.addCleanup(daemon.stop)
         until(lambda: "degraded" in daemon.health(), "its word")
         found = self.findings("--quick", socket=daemon.socket)
@@ -213,7 +213,7 @@ class Json(unittest.TestCase):
 
     # Words that a command wants. The others run without, but for those that never end or want more than a daemon.
     WORDS = {"ls": ["1"], "inspect": ["1", "KEY"], "evict": ["1", "KEY"], "pin": ["1", "KEY"], "unpin": ["1"], "purge": ["1", "--yes"],
-             "format": ["FILE"], "plan": ["CONFIG"], "doctor": ["--quick"], "verify": [], "share": [], "top": ["--interval", "0.2"]}
+             "format": ["FILE"], "plan": ["CONFIG"], "doctor": ["--quick"], "verify": [], "shared": [], "top": ["--interval", "0.2"]}
 
     def test_every_command(self):
         daemon = Daemon()

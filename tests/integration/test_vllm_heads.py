@@ -117,12 +117,12 @@ class TwoHosts(Case):
         self.addCleanup(self.stop)
 
     def host(self):
-        return daemon(**{"share.roots": self.directory, "share.negative": "50ms", "share.lookup_deadline": "10s", "share.deadline": "30s"})
+        return daemon(**{"shared.roots": self.directory, "shared.negative": "50ms", "shared.lookup_deadline": "10s", "shared.deadline": "30s"})
 
     def test_prefill_of_two_ranks_serves_decode_of_one_and_of_four(self):
         tokens = prompt(780, 150)
         self.check(self.engine(ranks=2, head_groups=4, layout="heads", role="kv_producer"), Request("prefill", tokens))
-        self.eventually(lambda: self.stats()["share_writes"] >= 4 * (157 // BLOCK))
+        self.eventually(lambda: self.stats()["shared_writes"] >= 4 * (157 // BLOCK))
         other = self.host()
         self.addCleanup(other.stop)
         for ranks in (1, 4):

@@ -113,7 +113,7 @@ class Layouts(Tensors, unittest.TestCase):
     def test_layers_of_different_sizes_are_one(self):  # DeepSeek-V3.2
         one, memory = self.tensor((6, 64, 576), (0, 1, 2), dtype=numpy.float16)
         other, more = self.tensor((6, 64, 132), (0, 1, 2))
-        got = layout.layout_of({"mla": one, "indexer": other, "shares": one}, 6)
+        got = layout.layout_of({"mla": one, "indexer": other, "shared_roots": one}, 6)
         self.assertEqual((len(got.layers), got.layer_bytes), (1, 64 * (1152 + 132)))
         self.assertEqual(self.block(got.layers[0][:1], memory, 3), one.array[3].tobytes())
         self.assertEqual(self.block(got.layers[0][1:], more, 3), other.array[3].tobytes())

@@ -36,10 +36,10 @@ class Slow:
         super().tearDownClass()
 
     def store(self):
-        self.daemon = daemon(nvme=False, **{"share.roots": self.directory})
+        self.daemon = daemon(nvme=False, **{"shared.roots": self.directory})
         try:
             self.check(self.engine(*self.KINDS), Request("cold", self.TOKENS))
-            self.eventually(lambda: self.stats()["share_writes"] == self.stats()["dump_blocks"])
+            self.eventually(lambda: self.stats()["shared_writes"] == self.stats()["dump_blocks"])
         finally:
             self.stop()
 
@@ -47,13 +47,13 @@ class Slow:
         if self.directory is None:
             type(self).directory = tempfile.mkdtemp(prefix="ucm-shared-")
             self.store()
-        self.daemon = daemon(nvme=False, **{"share.roots": self.directory, "share.deadline": "60s",
-                                            "share.lookup_deadline": "10s", "share.negative": "0ms"})
+        self.daemon = daemon(nvme=False, **{"shared.roots": self.directory, "shared.deadline": "60s",
+                                            "shared.lookup_deadline": "10s", "shared.negative": "0ms"})
         self.addCleanup(self.stop)
         self.eventually(lambda: self.root()["health"] == "up" and self.root()["pid"])
 
     def root(self):
-        return self.all_stats()["shares"][0]
+        return self.all_stats()["shared_roots"][0]
 
     def hold(self):
         pid = self.root()["pid"]
@@ -70,7 +70,7 @@ class Slow:
 
 
 @unittest.skipIf(GPU, "of lookups the host's memory says enough")
-class SlowShare(Slow, Case):
+class SlowShared(Slow, Case):
     TOKENS = prompt(900, 150)
 
     def test_others_go_on_while_a_request_waits_and_it_loads_then(self):
@@ -128,7 +128,7 @@ class SlowShare(Slow, Case):
         for _ in range(20):
             e.step()
         self.assertEqual([r.status for r in requests], ["waiting"] * 3)
-        self.assertLessEqual(self.stats()["share_probes"], 2, "of each prompt it is asked once")
+        self.assertLessEqual(self.stats()["shared_probes"], 2, "of each prompt it is asked once")
         self.let_go(pid)
         self.check(e)
         self.assertGreaterEqual(e.loaded_tokens, 144)
@@ -147,7 +147,7 @@ class SlowHybrid(Slow, test_vllm_hybrid.HybridCase):
     TOKENS = prompt(910, 200)
     KINDS = (ALL_KINDS,)
 
-    def test_it_loads_when_the_share_has_answered(self):
+    def test_it_loads_when_the_shared_tier_has_answered(self):
         e, waits = self.engine(ALL_KINDS, shared_wait=LONG), Request("waits", self.TOKENS)
         pid = self.hold()
         e.add(waits)

@@ -50,8 +50,8 @@ CORE = {
     "tenant": ["daemon/tenant/"],
     "tier": ["daemon/tier/"],
     # A directory root is a process: how the daemon speaks with it, and what it does, are the core's.
-    "directory root": ["daemon/share/process/", "daemon/backend/"],
-    "share": ["daemon/share/"],
+    "directory root": ["daemon/shared/process/", "daemon/backend/"],
+    "share": ["daemon/shared/"],
     "device": ["daemon/device/"],
     "format": ["daemon/format/"],
     "base": ["daemon/base/"],

@@ -22,7 +22,7 @@ nvme:
   paths: [/disk/nvme]
   size: 64MiB
   segment: 4MiB
-share:
+shared:
   spread: hashed
   roots: ["{NFS}", /mnt/kv]
 """
@@ -109,7 +109,7 @@ class Day(check_deb.Packages):
     def a_lost_server(self):
         self.m.sh("systemctl kill -s KILL nfs-test")
         self.dump(user="bob", first=1000)
-        self.until_health("degraded", "share nfs://127.0.0.1/kv: ")
+        self.until_health("degraded", "shared root nfs://127.0.0.1/kv: ")
         self.assertEqual(self.exits(), [4, 0, 0], "no host restarts")
         self.load(user="bob", first=1000)
         self.m.sh("systemctl reset-failed nfs-test", check=False)

@@ -18,7 +18,7 @@ import swift_case  # noqa: E402
 
 TREE = "/opt/tree"  # of this repository, as far as worker.py needs it
 SMALL = "arena:\n  size: 64MiB\n  slab: 1MiB\ndevice:\n  cuda: off\n"
-PATIENT = "  lookup_deadline: 10s\n  deadline: 30s\n"  # of share: the machine may be busy
+PATIENT = "  lookup_deadline: 10s\n  deadline: 30s\n"  # of shared: the machine may be busy
 # Of `systemd-analyze security`. The network that nfs:// needs costs 0.5 for PrivateNetwork= and 0.2 for the families.
 EXPOSURE, EXPOSURE_NFS = 1.0, 1.7
 GANESHA = """
@@ -128,7 +128,7 @@ class Roots(Case):
     def test_a_directory_and_an_nfs_server_take_writes(self):
         self.directory("/disk/kv")
         self.nfs_server()
-        self.start(SMALL + f"share:\n  spread: hashed\n{PATIENT}  roots: [/disk/kv, \"{NFS}\"]\n")
+        self.start(SMALL + f"shared:\n  spread: hashed\n{PATIENT}  roots: [/disk/kv, \"{NFS}\"]\n")
         self.until_health("ok")
         self.dump(count=64)
         self.m.wait_until(lambda: int(self.files("/disk/kv")) + int(self.files("/disk/export")) == 64,
@@ -143,7 +143,7 @@ class Roots(Case):
     def test_a_backends_process_works_in_its_sandbox(self):
         self.directory("/disk/kv")
         backend = "/usr/libexec/ucmd/ucmd-backend-directory /disk/kv"
-        self.start(SMALL + f"share:\n{PATIENT}  roots: [\"process:kv write=/disk/kv buffer=4MiB -- {backend}\"]\n")
+        self.start(SMALL + f"shared:\n{PATIENT}  roots: [\"process:kv write=/disk/kv buffer=4MiB -- {backend}\"]\n")
         self.until_health("ok")
         self.dump(count=64)
         self.until_files("/disk/kv", 64)
@@ -167,14 +167,14 @@ class Roots(Case):
     def test_a_configuration_that_the_unit_does_not_fit_is_said(self):
         self.directory("/disk/kv")
         self.start(SMALL)
-        self.m.write("/etc/ucmd/ucmd.yaml", SMALL + f"share:\n  spread: hashed\n  roots: [/disk/kv, \"{NFS}\"]\n")
+        self.m.write("/etc/ucmd/ucmd.yaml", SMALL + f"shared:\n  spread: hashed\n  roots: [/disk/kv, \"{NFS}\"]\n")
         warned = self.m.run("systemctl", "restart", "ucmd").stderr
         self.assertIn("Run 'systemctl daemon-reload'", warned)
         journal = self.m.journal()
         self.assertRegex(journal, r"/disk/kv: uid \d+ can't write there: Read-only file system; .*systemctl daemon-reload")
         self.assertRegex(journal, r"nfs://127.*: this process may not use the network; .*systemctl daemon-reload")
-        self.until_health("degraded", "share /disk/kv takes no writes: Read-only file system")
-        self.until_health("degraded", "share nfs://127.0.0.1/kv: Address family not supported")
+        self.until_health("degraded", "shared root /disk/kv takes no writes: Read-only file system")
+        self.until_health("degraded", "shared root nfs://127.0.0.1/kv: Address family not supported")
         self.nfs_server()
         self.m.run("systemctl", "daemon-reload")
         self.m.run("systemctl", "restart", "ucmd")
@@ -182,7 +182,7 @@ class Roots(Case):
 
     def test_a_file_system_that_is_mounted_later_is_used(self):
         self.directory("/mnt/kv")
-        self.start(SMALL + "share:\n  roots: [/mnt/kv]\n")
+        self.start(SMALL + "shared:\n  roots: [/mnt/kv]\n")
         self.until_health("ok")
         self.m.sh("mount -t tmpfs -o size=64M,mode=700,uid=ucmd,gid=ucmd kv /mnt/kv")
         self.dump()
@@ -193,7 +193,7 @@ class Roots(Case):
     def test_directories_below_home_and_tmp(self):
         for directory in ("/home/kv", "/var/tmp/kv"):
             self.directory(directory)
-        self.start(SMALL + "share:\n  spread: hashed\n  roots: [/home/kv, /var/tmp/kv]\n")
+        self.start(SMALL + "shared:\n  spread: hashed\n  roots: [/home/kv, /var/tmp/kv]\n")
         self.until_health("ok")
         self.dump(count=64)
         self.until_files("/home/kv", 8)
@@ -201,10 +201,10 @@ class Roots(Case):
 
     def test_a_directory_that_fills_up_is_said(self):
         self.m.sh("mkdir /mnt/kv; mount -t tmpfs -o size=1M,mode=700,uid=ucmd,gid=ucmd kv /mnt/kv")
-        self.start(SMALL + "share:\n  roots: [/mnt/kv]\n")
+        self.start(SMALL + "shared:\n  roots: [/mnt/kv]\n")
         self.until_health("ok")
         self.dump(count=64)
-        self.until_health("ok", "share /mnt/kv takes no writes: No space left on device")
+        self.until_health("ok", "shared root /mnt/kv takes no writes: No space left on device")
 
 
 MOONCAKE = os.environ.get("UCM_MOONCAKE_PYTHON", os.path.join(TOP, "build/mooncake-venv/bin/mooncake-python"))
@@ -218,15 +218,15 @@ class Beside(Case):
         return ["nsenter", "--target", self.m.pid, "--net", *argv]
 
     def stores_and_finds(self, root, exposure=EXPOSURE_NFS):
-        self.start(SMALL + f"share:\n{PATIENT}  roots: [\"{root}\"]\n")
+        self.start(SMALL + f"shared:\n{PATIENT}  roots: [\"{root}\"]\n")
         self.until_health("ok")
         self.dump()
-        self.m.wait_until(lambda: self.metric("share_writes") == 16, lambda: self.m.journal()[-3000:])
+        self.m.wait_until(lambda: self.metric("shared_writes") == 16, lambda: self.m.journal()[-3000:])
         self.m.sh("systemctl stop ucmd && rm -rf /dev/shm/ucmd* && systemctl start ucmd")
         self.until_health("ok")
         self.load()
         self.assertEqual(self.metric("load_blocks_shared"), 16)
-        share = json.loads(self.m.run("ucmctl", "--json", "status").stdout)["shares"][0]
+        share = json.loads(self.m.run("ucmctl", "--json", "status").stdout)["shared_roots"][0]
         self.assertEqual((share["health"], share["backend_ends"]), ("up", 0))
         status = self.m.read(f"/proc/{share['pid']}/status")
         self.assertIn("Seccomp:\t2\n", status)
@@ -310,7 +310,7 @@ class Service(Case):
         return [self.m.run("ucmctl", "health", *how, check=False).returncode for how in ([], ["--live"], ["--ready"])]
 
     def test_health_for_supervisors(self):
-        self.start(SMALL + f"share:\n  roots: [\"{NFS}\"]\n")
+        self.start(SMALL + f"shared:\n  roots: [\"{NFS}\"]\n")
         self.until_health("degraded")
         self.assertEqual(self.exits(), [4, 0, 0], "one server that is gone restarts no host")
         pid = self.m.sh("systemctl show -P MainPID ucmd").stdout.strip()
@@ -332,14 +332,14 @@ class Service(Case):
         self.assertEqual(self.m.read(f"/proc/{pid}/oom_score_adj").strip(), "500")
         self.m.sh("setpriv --reuid ucmd --regid ucmd --clear-groups ucmd --check --config /etc/ucmd/ucmd.yaml")
 
-    def test_a_share_says_after_a_restart_what_it_holds(self):
+    def test_a_shared_tier_says_after_a_restart_what_it_holds(self):
         self.directory("/disk/kv")
-        self.start(SMALL + "share:\n  roots: [/disk/kv]\n  collect: 10s\n")
+        self.start(SMALL + "shared:\n  roots: [/disk/kv]\n  collect: 10s\n")
         self.dump()
         self.until_files("/disk/kv", 16)
 
         def used():
-            return json.loads(self.m.run("ucmctl", "--json", "status").stdout)["shares"][0]["used_bytes"]
+            return json.loads(self.m.run("ucmctl", "--json", "status").stdout)["shared_roots"][0]["used_bytes"]
         self.m.wait_until(used, "no collection")
         self.m.run("systemctl", "restart", "ucmd")
         self.m.sh("sleep 0.5")

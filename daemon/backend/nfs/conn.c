@@ -15,7 +15,7 @@
 #define TELL_MS 1000u
 #define NUMBERS (1u << 20) /* of calls of one connection */
 
-/* A line for the log, but not a flood of them: `ucmctl share` has the last reason anyway. */
+/* A line for the log, but not a flood of them: `ucmctl shared` has the last reason anyway. */
 static void tell(struct nfs *n, const char *what, const char *why, const char *said)
 {
     if (n->conn.told_ms > 0 && n->now_ms - n->conn.told_ms < TELL_MS)

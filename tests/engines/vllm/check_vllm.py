@@ -539,21 +539,21 @@ class RealVllm(unittest.TestCase):
         """Its root is a process, which is stopped until the engine has come back for an answer, and answered another prompt."""
         directory = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, directory)
-        asked, options = prompt(97, 700), {"nvme": False, "arena.size": "256MiB", "arena.slab": "4MiB", "share.deadline": "60s"}
-        host = Daemon(**options, **{"share.roots": directory})
+        asked, options = prompt(97, 700), {"nvme": False, "arena.size": "256MiB", "arena.slab": "4MiB", "shared.deadline": "60s"}
+        host = Daemon(**options, **{"shared.roots": directory})
         first = Engine(host.socket, self.model)
         try:
             first.ready().generate([asked])
-            self.reaches(host.socket, lambda stats: stats["metrics"]["share_writes"] == stats["metrics"]["dump_blocks"] > 0)
+            self.reaches(host.socket, lambda stats: stats["metrics"]["shared_writes"] == stats["metrics"]["dump_blocks"] > 0)
         finally:
             first.close()
             host.stop()
-        host = Daemon(**options, **{"share.roots": directory})
+        host = Daemon(**options, **{"shared.roots": directory})
         self.addCleanup(host.stop)
         server = Server(host.socket, self.model, {"shared_wait": float(WAIT_S)})
         self.addCleanup(server.close)
         server.ready()
-        backend = self.reaches(host.socket, lambda stats: stats["shares"][0]["pid"])
+        backend = self.reaches(host.socket, lambda stats: stats["shared_roots"][0]["pid"])
         halt(backend)
         self.addCleanup(os.kill, backend, signal.SIGCONT)
         answers = []

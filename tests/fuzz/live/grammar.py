@@ -41,7 +41,7 @@ class Generator:
         if nvme:
             options.update({"nvme.size": some("8MiB", "32MiB"), "nvme.segment": "1MiB", "nvme.io": some("auto", "auto", "threads"),
                             "nvme.admission": some("all", "learned"), "nvme.pressure": some("drop", "slow")})
-        return {"set": options, "nvme": nvme, "share": self.chance(0.3), "keep": self.chance(0.2), "encrypted": nvme and self.chance(0.4)}
+        return {"set": options, "nvme": nvme, "shared": self.chance(0.3), "keep": self.chance(0.2), "encrypted": nvme and self.chance(0.4)}
 
     def family(self, number):
         if number > 0 and self.chance(0.5):
@@ -574,7 +574,7 @@ class Generator:
         tenant = f"uid:{1000 + self.random.randrange(self.tenants)}"
         mib = some("1MiB", "2MiB", "0")
         method, params = some(("pin", {"ns": ns.ref, **keys}), ("unpin", {"ns": ns.ref, **keys}), ("unpin", {"ns": ns.ref}),
-                              ("share.collect", {}), ("trace", {"op": some(0, 1, 2)}), ("config.reload", {}),
+                              ("shared.gc", {}), ("trace", {"op": some(0, 1, 2)}), ("config.reload", {}),
                               ("bypass", {"ns": ns.ref, "load": some(0, 1, 2, 2), "store": some(0, 1, 2, 2)}), ("bypass", {"load": 2, "store": 2}),
                               ("tenant.set", {"tenant": tenant, "settings": some(f"dram.most={mib}", f"nvme.most={mib}", f"dram.guaranteed={mib}", "weight=3")}),
                               ("tenant.reset", {"tenant": tenant}), ("key.reload", {}), ("evict", {"ns": ns.ref, "tier": 1}))

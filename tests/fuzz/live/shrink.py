@@ -52,7 +52,7 @@ def shrink(program, finding, seconds=300, tries=2, say=print):
             break
         step = max(step // 2, 1)
     program = dict(program, ops=ops)
-    for key, simple in (("keep", False), ("share", False), ("encrypted", False), ("nvme", False)):
+    for key, simple in (("keep", False), ("shared", False), ("encrypted", False), ("nvme", False)):
         options = dict(program["options"], **{key: simple})
         found = shows(dict(program, options=options), kind, tries) if time.monotonic() < deadline else None
         if found:

@@ -34,7 +34,7 @@ class Daemon:
         os.chmod(directory, 0o755)
         self.keys = [secrets.token_hex(32)]
         self.process = None
-        for name in ("nvme", "share"):
+        for name in ("nvme", "shared"):
             os.makedirs(os.path.join(directory, name), exist_ok=True)
         self.keep = tempfile.mkdtemp(prefix="fuzz.", dir="/dev/shm") if options["keep"] else None
         self.rekey(0)
@@ -47,11 +47,11 @@ class Daemon:
 
     def start(self):
         options = {"socket": self.socket, "socket_mode": "0666", "device.cuda": "off", "state": self.directory, "shutdown.drain": "5s",
-                   "metrics.socket": "", "share.negative": "50ms", **self.options["set"]}
+                   "metrics.socket": "", "shared.negative": "50ms", **self.options["set"]}
         if self.options["nvme"]:
             options["nvme.paths"] = os.path.join(self.directory, "nvme")
-        if self.options["share"]:
-            options["share.roots"] = os.path.join(self.directory, "share")
+        if self.options["shared"]:
+            options["shared.roots"] = os.path.join(self.directory, "shared")
         if self.options["keep"]:
             options["arena.keep"] = self.keep
         config = os.path.join(self.directory, "ucmd.yaml")

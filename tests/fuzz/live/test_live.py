@@ -24,7 +24,7 @@ from world import World
 SECONDS = float(os.environ.get("UCM_LIVE_SECONDS", "20"))
 OUT = os.path.join(subject.TOP, "build/fuzz/live")
 FIXED = 12
-OPTIONS = {"set": {"arena.size": "8MiB", "arena.slab": "1MiB", "mapping.size": "2MiB"}, "nvme": False, "share": False, "keep": False,
+OPTIONS = {"set": {"arena.size": "8MiB", "arena.slab": "1MiB", "mapping.size": "2MiB"}, "nvme": False, "shared": False, "keep": False,
            "encrypted": False}
 
 

@@ -81,7 +81,7 @@ TIMED = {"prefetch", "summary.build", "sequence.append", "sequence.prefetch"}  #
 METHODS = {
     "hello", "namespace.open", "region.register", "region.unregister", "region.challenge", "ring.register", "ring.unregister", "lookup", "release",
     "prefetch", "load", "dump", "cancel", "pin", "unpin", "evict", "stats", "health", "namespace.list", "namespace.purge", "ls",
-    "inspect", "verify", "share.collect", "trace", "summary.open", "summary.build", "sequence.open", "sequence.append", "sequence.close",
+    "inspect", "verify", "shared.gc", "trace", "summary.open", "summary.build", "sequence.open", "sequence.append", "sequence.close",
     "select", "sequence.prefetch", "encoding.open", "mapping.open", "mapping.ref", "mapping.unref", "mapping.release", "mapping.close",
     "config.reload", "config.get", "bypass", "gather", "lookup_table.open", "load_prefix", "key.list", "key.reload", "tenant.list",
     "tenant.set", "tenant.reset", "events", "events.list", "events.metadata"}

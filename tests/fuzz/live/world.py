@@ -505,7 +505,7 @@ class World:
         """The first tenant's bytes are nowhere in the clear, where it has keys."""
         if not self.program["options"]["encrypted"]:
             return
-        for name in ("nvme", "share"):
+        for name in ("nvme", "shared"):
             for at, _, files in os.walk(os.path.join(self.directory, name)):
                 for file in files:
                     with open(os.path.join(at, file), "rb") as opened:

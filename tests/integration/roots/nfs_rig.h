@@ -1,13 +1,13 @@
-/* A root nfs:// as the daemon has it: ucmd-backend-nfs in its sandbox. For tests of a contract (share_contract_rig.h). */
+/* A root nfs:// as the daemon has it: ucmd-backend-nfs in its sandbox. For tests of a contract (shared_contract_rig.h). */
 #ifndef UCMD_TESTS_NFS_RIG_H
 #define UCMD_TESTS_NFS_RIG_H
 
 #include "tests/integration/roots/nfs_relay.h"
 #include "tests/integration/roots/nfs_server.h"
-#include "tests/unit/share/share_contract_rig.h"
+#include "tests/unit/shared/shared_contract_rig.h"
 
-#include "daemon/share/process/process.h"
-#include "daemon/share/share.h"
+#include "daemon/shared/process/process.h"
+#include "daemon/shared/shared.h"
 
 #include <signal.h>
 
@@ -20,7 +20,7 @@ static inline void nfs_rig_target(struct contract *c, const char *target)
 {
     char program[256];
 
-    share_built("ucmd-backend-nfs", program);
+    shared_built("ucmd-backend-nfs", program);
     snprintf(c->target, sizeof(c->target), "%s", target);
     snprintf(nfs_rig_process.command, sizeof(nfs_rig_process.command), "%s %s %u %u", program,
              target, (unsigned)geteuid(), (unsigned)getegid());
@@ -53,10 +53,10 @@ static inline void nfs_rig_begin(struct contract *c)
     nfs_rig_server_begin();
     nfs_rig_process = (struct config_process){
         .buffer_bytes = 8u << 20, .memory_bytes = CONFIG_MEMORY, .network = true, .pause_ms = 10};
-    share_built("ucmd", c->launcher);
+    shared_built("ucmd", c->launcher);
     nfs_rig_target(c, nfs_rig_server.url);
     c->process = &nfs_rig_process;
-    c->ops = &share_process;
+    c->ops = &shared_process;
     strcpy(c->directory, nfs_rig_server.export);
     c->root_away = nfs_rig_server_away;
     c->root_back = nfs_rig_server_back;

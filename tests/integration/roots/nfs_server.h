@@ -12,8 +12,8 @@
 
 struct nfs_server {
     char directory[96]; /* of the test; the server's own */
-    char export[128];   /* what lies on the share, seen from the server */
-    char url[160];      /* of the share, with both ports */
+    char export[128];   /* what lies on the shared tier, seen from the server */
+    char url[160];      /* of the shared tier, with both ports */
     pid_t names, pid;   /* rpcbind; ganesha, or 0 */
 };
 

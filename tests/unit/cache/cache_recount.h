@@ -2,7 +2,7 @@
 #ifndef UCM_TESTS_CACHE_RECOUNT_H
 #define UCM_TESTS_CACHE_RECOUNT_H
 
-#include "tests/unit/cache/cache_share_rig.h"
+#include "tests/unit/cache/cache_shared_rig.h"
 #include "tests/unit/cache/lookup_table_rig.h"
 
 #define RECOUNT_KEYS 12 /* that blocks have */
@@ -15,7 +15,7 @@ static struct ns *ns_at(unsigned i)
 
 struct recount {
     uint64_t slot_bytes; /* of DRAM, those that are being filled too */
-    uint64_t complete, dram_bytes, nvme_bytes, to_nvme_bytes, share_bytes, dirty, users, pinned,
+    uint64_t complete, dram_bytes, nvme_bytes, to_nvme_bytes, shared_bytes, dirty, users, pinned,
         pending_reads, only, only_bytes, below, index_bytes;
 };
 
@@ -36,7 +36,7 @@ static void recount(struct recount *r, block_ref ref)
         dram += in_dram;
         here += p->dram != PART_DRAM_NONE || p->nvme != PART_NVME_NONE;
         r->slot_bytes += p->dram != PART_DRAM_NONE ? ns_part_bytes(ns, i) : 0;
-        r->share_bytes += part_on_share(p) ? ns_part_bytes(ns, i) : 0;
+        r->shared_bytes += part_on_shared(p) ? ns_part_bytes(ns, i) : 0;
         r->dram_bytes += in_dram ? ns_part_bytes(ns, i) : 0;
         r->nvme_bytes += p->nvme == PART_NVME_READY ? ns_part_bytes(ns, i) : 0;
         r->to_nvme_bytes += p->nvme == PART_NVME_WRITING ? ns_part_bytes(ns, i) : 0;
@@ -104,7 +104,7 @@ static void tenant_recount(const struct tenant *t)
     cr_assert_eq(t->index_bytes, r.index_bytes);
     cr_assert_eq(t->nvme_bytes, r.nvme_bytes);
     cr_assert_eq(t->nvme_writing_bytes, r.to_nvme_bytes);
-    cr_assert_eq(t->share_bytes, r.share_bytes);
+    cr_assert_eq(t->shared_bytes, r.shared_bytes);
     if (t->group)
         cr_assert_eq(!list_empty(&t->group->open), t->dram_bytes > 0 && !cache_quota_keeps(t));
 }
@@ -112,14 +112,14 @@ static void tenant_recount(const struct tenant *t)
 /* All that the cache counts, counted again. copying: so many parts are used by copies under way. */
 static void recount_cache(uint64_t copying)
 {
-    uint64_t slots, dram = 0, nvme = 0, shared = 0;
+    uint64_t slots, dram = 0, nvme = 0, on_roots = 0;
     struct recount r = {0};
 
     for (unsigned i = 0; i < NAMESPACES; i++) {
         recount_all(&r, ns_at(i));
         dram += ns_at(i)->dram_bytes;
         nvme += ns_at(i)->nvme_bytes;
-        shared += ns_at(i)->share_bytes;
+        on_roots += ns_at(i)->shared_bytes;
         if (ns_at(i)->follower)
             lookup_table_agree(ns_at(i), RECOUNT_KEYS);
     }
@@ -129,13 +129,13 @@ static void recount_cache(uint64_t copying)
     cr_assert_eq(r.pinned, rig.cache->stats.pinned);
     cr_assert_eq(r.dram_bytes, dram);
     cr_assert_eq(r.nvme_bytes, nvme);
-    cr_assert_eq(r.share_bytes, shared);
+    cr_assert_eq(r.shared_bytes, on_roots);
     cr_assert_eq(r.only, rig.cache->lists.shared.n);
     cr_assert_eq(r.only_bytes, rig.cache->lists.shared_index_bytes);
     cr_assert_eq(r.below, rig.cache->lists.below.n);
     list_walk(&rig.cache->lists.below);
     list_walk(&rig.cache->lists.shared);
-    cr_assert_eq(share.n_pending, rig.cache->share_busy);
+    cr_assert_eq(shared.n_pending, rig.cache->shared_busy);
     cr_assert_eq(r.dirty, rig.cache->dirty_bytes);
     cr_assert_eq(r.pending_reads, table_count(&rig.cache->pending_reads));
     cr_assert_eq(rig.tier.n_pending, rig.cache->tier_busy);

@@ -1,6 +1,6 @@
 /* Everything that happens to a cache, at random, against a recount of all that it counts: no wrong
  * byte, no use or hold that is left over, nobody who waits for ever. Once over NVMe alone, once
- * with a share that other hosts change, once in an index that is always full, and
+ * with a shared tier that other hosts change, once in an index that is always full, and
  * once with what tenants are guaranteed and get at most changing all the time. UCM_SEED repeats a run. */
 #include "tests/unit/cache/cache_recount.h"
 #include "tests/unit/random.h"
@@ -197,7 +197,7 @@ static void chaos_reclaim(void)
 static void chaos_evict(void)
 {
     block_ref ref = find(some_ns(), below(KEYS));
-    static const unsigned tiers[] = {CACHE_DRAM, CACHE_NVME, CACHE_SHARE, CACHE_ALL};
+    static const unsigned tiers[] = {CACHE_DRAM, CACHE_NVME, CACHE_SHARED, CACHE_ALL};
 
     if (ref == 0 || below(4) != 0)
         return;
@@ -239,15 +239,15 @@ static void chaos_refuse(void)
     rig.tier.refuse_n = below(3);
 }
 
-/* ---- the share: answers, and other hosts ---- */
+/* ---- the shared tier: answers, and other hosts ---- */
 
-static void chaos_share(void)
+static void chaos_shared(void)
 {
     static const int errors[] = {-ETIMEDOUT, -ENOENT, -EIO, -ENOSPC};
 
-    if (share.n_pending > 0)
-        fake_share_finish(&share, fake_share_at(&share, below(share.n_pending)),
-                          below(6) == 0 ? errors[below(4)] : 0);
+    if (shared.n_pending > 0)
+        fake_shared_finish(&shared, fake_shared_at(&shared, below(shared.n_pending)),
+                           below(6) == 0 ? errors[below(4)] : 0);
 }
 
 static void chaos_peer(void)
@@ -255,14 +255,14 @@ static void chaos_peer(void)
     struct ns *ns = some_ns();
     uint64_t key = below(KEYS);
     struct block_file_id id = id_of(ns, key, below(ns->identity.parts));
-    struct fake_file *f = fake_file_find(&share, &id, 0);
+    struct fake_file *f = fake_file_find(&shared, &id, 0);
 
     if (below(4) != 0)
         return;
     if (f && below(2))
         fake_file_remove(f);
     else
-        peer_stores(ns, key, (share_root_id)(1 + below(2)));
+        peer_stores(ns, key, (shared_root_id)(1 + below(2)));
 }
 
 static void chaos_note(void)
@@ -272,27 +272,27 @@ static void chaos_note(void)
     struct block_file_id id = id_of(ns, key, ns->identity.parts - 1);
 
     /* Now and then one that is not there: unverified, or gone since. */
-    if (fake_file_find(&share, &id, 0) || below(4) == 0)
-        note(ns, key, (share_root_id)below(3), below(2));
+    if (fake_file_find(&shared, &id, 0) || below(4) == 0)
+        note(ns, key, (shared_root_id)below(3), below(2));
 }
 
-static void chaos_share_refuse(void)
+static void chaos_shared_refuse(void)
 {
-    fake_share_ready(&share);
+    fake_shared_ready(&shared);
     if (below(4) != 0)
         return;
-    share.refuse = -EAGAIN;
-    share.refuse_n = 1 + below(2);
+    shared.refuse = -EAGAIN;
+    shared.refuse_n = 1 + below(2);
 }
 
 typedef void (*act)(void);
 static const act chaos_acts[] = {
-    chaos_claim,    chaos_claim, chaos_claim, chaos_copy_end, chaos_copy_end,     chaos_copy_end,
-    chaos_load,     chaos_load,  chaos_tier,  chaos_tier,     chaos_reclaim,      chaos_evict,
-    chaos_load_end, iterate,     iterate,     chaos_refuse,   chaos_owner_gone,   chaos_share,
-    chaos_share,    chaos_share, chaos_peer,  chaos_note,     chaos_share_refuse,
+    chaos_claim,    chaos_claim,  chaos_claim, chaos_copy_end, chaos_copy_end,      chaos_copy_end,
+    chaos_load,     chaos_load,   chaos_tier,  chaos_tier,     chaos_reclaim,       chaos_evict,
+    chaos_load_end, iterate,      iterate,     chaos_refuse,   chaos_owner_gone,    chaos_shared,
+    chaos_shared,   chaos_shared, chaos_peer,  chaos_note,     chaos_shared_refuse,
 };
-#define ACTS_LOCAL 17u /* of these, the ones that know no share */
+#define ACTS_LOCAL 17u /* of these, the ones that know no shared tier */
 #define ACTS_SHARED (sizeof(chaos_acts) / sizeof(chaos_acts[0]))
 
 /* A worker begins or ends to look at a namespace's lookup table. */
@@ -326,14 +326,14 @@ static void chaos_end(void)
         chaos.asker[i].again = false;
     for (int i = 0; i < 3; i++)
         pending_writes_end(rig.cache, &rig.pending_writes[i]);
-    rig.tier.refuse_n = share.refuse_n = 0;
+    rig.tier.refuse_n = shared.refuse_n = 0;
     for (int i = 0; i < 200; i++) {
         iterate();
-        fake_share_ready(&share);
+        fake_shared_ready(&shared);
         if (rig.tier.n_pending > 0)
             fake_next(&rig.tier, 0);
-        if (share.n_pending > 0)
-            fake_share_next(&share, 0);
+        if (shared.n_pending > 0)
+            fake_shared_next(&shared, 0);
     }
     invariants();
     cr_assert(list_empty(&rig.cache->waits[WAIT_SLOT]) && list_empty(&rig.cache->firsts),
@@ -353,7 +353,7 @@ static void chaos_end(void)
         while (ns_at(i)->follower)
             lookup_tables_unref(rig.lookup_tables, ns_at(i));
     expect_nothing_held();
-    cr_expect(rig.cache->write[WRITE_SHARE].writing_bytes == 0);
+    cr_expect(rig.cache->write[WRITE_SHARED].writing_bytes == 0);
 }
 
 static void chaos_run(unsigned acts)
@@ -384,15 +384,15 @@ static void chaos_run(unsigned acts)
 
 Test(cache_random, random_interleavings)
 {
-    rig.cache->share = NULL; /* none was configured */
+    rig.cache->shared = NULL; /* none was configured */
     chaos_run(ACTS_LOCAL);
 }
 
-Test(cache_random, random_interleavings_over_a_share)
+Test(cache_random, random_interleavings_over_a_shared_tier)
 {
     chaos_run(ACTS_SHARED);
     cr_expect_gt(chaos.shared_reads, 20u);
-    cr_expect_gt(rig.metrics.share_forgotten, 20u);
+    cr_expect_gt(rig.metrics.shared_forgotten, 20u);
 }
 
 static void open_narrow(void)

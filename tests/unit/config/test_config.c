@@ -206,9 +206,9 @@ Test(config, other_kinds)
     set("arena.numa=off");
     cr_assert_eq(c.arena_numa, CONFIG_NUMA_OFF);
     set_refused("arena.numa=on", "auto");
-    set("share.sync=true");
-    cr_assert(c.share_sync);
-    set_refused("share.sync=yes", "write one of false, true");
+    set("shared.sync=true");
+    cr_assert(c.shared_sync);
+    set_refused("shared.sync=yes", "write one of false, true");
     set("nvme.io=uring");
     cr_assert_eq(c.nvme_io, CONFIG_IO_URING);
     set_refused("nvme.io=io_uring", "auto, uring, threads");
@@ -356,8 +356,8 @@ Test(config, the_line_of_an_open_quote_or_bracket_and_after_a_byte_order_mark)
 
 Test(config, a_key_of_earlier_versions_is_unknown)
 {
-    refused("share:\n  low: 80\n", 2, "unknown key");
-    refused("share:\n  spread: round-robin\n", 2, "write one of tiered, hashed");
+    refused("shared:\n  low: 80\n", 2, "unknown key");
+    refused("shared:\n  spread: round-robin\n", 2, "write one of tiered, hashed");
 }
 
 Test(config, what_is_not_yaml_or_too_much_of_it)

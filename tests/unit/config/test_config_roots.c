@@ -53,8 +53,8 @@ static uint32_t roots_read(void)
 
 Test(config_roots, a_directory_is_a_process)
 {
-    set("share.threads=5");
-    set("share.roots=/mnt/kv capacity=1TiB,/b");
+    set("shared.threads=5");
+    set("shared.roots=/mnt/kv capacity=1TiB,/b");
     cr_assert_eq(roots_read(), 2);
     cr_assert_str_eq(roots[0].target, "/mnt/kv");
     cr_assert_eq(roots[0].capacity_bytes, 1ull << 40);
@@ -66,14 +66,14 @@ Test(config_roots, a_directory_is_a_process)
     set("arena.slab=1MiB");
     cr_assert_eq(roots_read(), 2);
     cr_assert_eq(roots[0].process.buffer_bytes, 5 * ((1u << 20) + 8192));
-    set_refused("share.roots=/a/with space", "--set: share.roots: \"space\" after /a/with",
+    set_refused("shared.roots=/a/with space", "--set: shared.roots: \"space\" after /a/with",
                 "capacity=SIZE nor ro");
 }
 
 Test(config_roots, roots)
 {
     cr_assert_eq(roots_read(), 0);
-    set("share.roots=/mnt/kv/ capacity=10TiB,nfs://10.0.0.5/export/kv?version=3 ro,/b ro "
+    set("shared.roots=/mnt/kv/ capacity=10TiB,nfs://10.0.0.5/export/kv?version=3 ro,/b ro "
         "capacity=1GiB");
     cr_assert_eq(roots_read(), 3);
     cr_assert_str_eq(roots[0].target, "/mnt/kv");
@@ -86,7 +86,7 @@ Test(config_roots, roots)
 
 Test(config_roots, processes)
 {
-    set("share.roots=process:cold capacity=1TiB network write=/mnt/kv read=/etc/x memory=3GiB "
+    set("shared.roots=process:cold capacity=1TiB network write=/mnt/kv read=/etc/x memory=3GiB "
         "buffer=1GiB -- /usr/x -- y,"
         "process:b ro -- /usr/z");
     cr_assert_eq(roots_read(), 2);
@@ -105,29 +105,30 @@ Test(config_roots, processes)
 
 Test(config_roots, processes_that_are_refused)
 {
-    set_refused("share.roots=process: -- /x", "", "a name of 1 to 63");
-    set_refused("share.roots=process:a/b -- /x", "", "a name of 1 to 63");
-    set_refused("share.roots=process:a", "", "behind its options stand --");
-    set_refused("share.roots=process:a --", "", "behind its options stand --");
-    set_refused("share.roots=process:a -- x", "", "an absolute path");
-    set_refused("share.roots=process:a fast -- /x", "", "read=PATH or write=DIRECTORY");
-    set_refused("share.roots=process:a buffer=1MiB -- /x", "", "write buffer=67112960");
-    set_refused("share.roots=process:a write=b -- /x", "", "an absolute path");
-    set_refused("share.roots=/a network", "", "neither capacity=SIZE nor ro;");
-    set_refused("share.roots=process:a -- /x,process:a -- /y", "", "there twice");
+    set_refused("shared.roots=process: -- /x", "", "a name of 1 to 63");
+    set_refused("shared.roots=process:a/b -- /x", "", "a name of 1 to 63");
+    set_refused("shared.roots=process:a", "", "behind its options stand --");
+    set_refused("shared.roots=process:a --", "", "behind its options stand --");
+    set_refused("shared.roots=process:a -- x", "", "an absolute path");
+    set_refused("shared.roots=process:a fast -- /x", "", "read=PATH or write=DIRECTORY");
+    set_refused("shared.roots=process:a buffer=1MiB -- /x", "", "write buffer=67112960");
+    set_refused("shared.roots=process:a write=b -- /x", "", "an absolute path");
+    set_refused("shared.roots=/a network", "", "neither capacity=SIZE nor ro;");
+    set_refused("shared.roots=process:a -- /x,process:a -- /y", "", "there twice");
 }
 
 Test(config_roots, roots_that_make_no_sense)
 {
-    set_refused("share.roots=/a capacity=10GB", "--set: share.roots: \"10GB\"", "write 10GiB");
-    set_refused("share.roots=/a rw", "--set: share.roots: \"rw\" after /a", "capacity=SIZE nor ro");
-    set_refused("share.roots=/a,/a/", "--set: share.roots: /a is there twice", "once");
-    set_refused("share.roots=nfs://server", "--set: share.roots: \"nfs://server\": write the path",
-                "nfs://server/export");
-    set_refused("share.roots=b", "--set: share.roots: \"b\" is neither", "absolute path");
-    set("share.roots=/b");
-    set_refused("share.deadline=20ms",
-                "--set: share.deadline (20ms) is smaller than share.lookup_deadline", "raise it");
+    set_refused("shared.roots=/a capacity=10GB", "--set: shared.roots: \"10GB\"", "write 10GiB");
+    set_refused("shared.roots=/a rw", "--set: shared.roots: \"rw\" after /a",
+                "capacity=SIZE nor ro");
+    set_refused("shared.roots=/a,/a/", "--set: shared.roots: /a is there twice", "once");
+    set_refused("shared.roots=nfs://server",
+                "--set: shared.roots: \"nfs://server\": write the path", "nfs://server/export");
+    set_refused("shared.roots=b", "--set: shared.roots: \"b\" is neither", "absolute path");
+    set("shared.roots=/b");
+    set_refused("shared.deadline=20ms",
+                "--set: shared.deadline (20ms) is smaller than shared.lookup_deadline", "raise it");
 }
 
 /* What the start would refuse, the check refuses, and says where it was set. */
@@ -147,9 +148,9 @@ Test(config_roots, targets_and_words_that_no_start_takes)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char text[128];
 
-        snprintf(text, sizeof(text), "share.roots=%s", cases[i].root);
+        snprintf(text, sizeof(text), "shared.roots=%s", cases[i].root);
         set(text);
-        check_refused("--set: share.roots: ", cases[i].right);
+        check_refused("--set: shared.roots: ", cases[i].right);
     }
 }
 
@@ -157,7 +158,7 @@ static unsigned warnings, programs;
 
 static void warn_cb(const char *text)
 {
-    cr_assert_eq(strncmp(text, "--set: share.roots: /", 21), 0, "%s", text);
+    cr_assert_eq(strncmp(text, "--set: shared.roots: /", 21), 0, "%s", text);
     cr_assert_not_null(strstr(text, "No such file"), "%s", text);
     programs += strstr(text, "ucmd-backend-directory") != NULL;
     warnings++;
@@ -168,11 +169,11 @@ Test(config_roots, a_file_is_refused_and_what_is_missing_is_warned_of)
     cr_assert_eq(config_root_look("/tmp", true), 0);
     cr_assert_eq(config_root_look("/proc/version", true), -ENOTDIR);
     cr_assert_eq(config_root_look("/nonexistent/kv", true), -ENOENT);
-    set("share.roots=/nonexistent/kv,/tmp");
+    set("shared.roots=/nonexistent/kv,/tmp");
     cr_assert_eq(config_check_roots(&c, warn_cb, &e), 0, "%s", e.text);
     cr_assert_eq(warnings, 2);
     cr_assert_eq(programs, 1, "it does not lie next to this one");
-    set("share.roots=/proc/version");
+    set("shared.roots=/proc/version");
     cr_assert_eq(config_check_roots(&c, warn_cb, &e), -EINVAL);
     cr_assert_not_null(strstr(e.text, "/proc/version is not a directory"), "%s", e.text);
 }
@@ -186,17 +187,17 @@ static void keep_cb(const char *text)
 
 Test(config_roots, a_directory_that_takes_no_writes_is_warned_of)
 {
-    set("share.roots=/proc/self");
+    set("shared.roots=/proc/self");
     cr_assert_eq(config_check_roots(&c, keep_cb, &e), 0, "%s", e.text);
     cr_assert_not_null(strstr(last, "can't write there"), "%s", last);
-    set("share.roots=/proc/self ro");
+    set("shared.roots=/proc/self ro");
     cr_assert_eq(config_check_roots(&c, keep_cb, &e), 0, "%s", e.text);
     cr_assert_null(strstr(last, "can't write there"), "%s", last);
 }
 
 Test(config_roots, a_bucket_is_a_process)
 {
-    set("share.roots=s3://kv/a?region=eu-1&endpoint=https://h:9 capacity=1GiB memory=1GiB,s3://b "
+    set("shared.roots=s3://kv/a?region=eu-1&endpoint=https://h:9 capacity=1GiB memory=1GiB,s3://b "
         "read=/srv/key buffer=1GiB");
     cr_assert_eq(roots_read(), 2);
     cr_assert_str_eq(strstr(roots[0].process.command, "/ucmd-backend-s3"),
@@ -207,13 +208,13 @@ Test(config_roots, a_bucket_is_a_process)
     cr_assert_eq(roots[0].process.memory_bytes, 1u << 30);
     cr_assert_eq(roots[0].process.buffer_bytes, CONFIG_BUFFER);
     cr_assert_eq(roots[1].process.buffer_bytes, 1u << 30);
-    set_refused("share.roots=s3:///prefix", "", "s3://BUCKET");
-    set_refused("share.roots=s3://b buffer=1MiB", "", "larger than arena.slab");
+    set_refused("shared.roots=s3:///prefix", "", "s3://BUCKET");
+    set_refused("shared.roots=s3://b buffer=1MiB", "", "larger than arena.slab");
 }
 
 Test(config_roots, a_mooncake_store_is_a_process)
 {
-    set("share.roots=mooncake://10.0.0.6:50051/kv?protocol=rdma&python=/srv/m/bin/python "
+    set("shared.roots=mooncake://10.0.0.6:50051/kv?protocol=rdma&python=/srv/m/bin/python "
         "read=/srv/m "
         "ro");
     cr_assert_eq(roots_read(), 1);
@@ -224,7 +225,7 @@ Test(config_roots, a_mooncake_store_is_a_process)
     cr_assert(roots[0].read_only);
     cr_assert_str_eq(roots[0].process.read, "/srv/m");
     cr_assert_eq(roots[0].process.buffer_bytes, CONFIG_BUFFER);
-    set_refused("share.roots=mooncake://10.0.0.6", "", "mooncake://MASTER:PORT");
+    set_refused("shared.roots=mooncake://10.0.0.6", "", "mooncake://MASTER:PORT");
 }
 
 /* It is a process of ucmd's own, which lies next to the daemon, or where it is installed: here is
@@ -234,7 +235,7 @@ Test(config_roots, an_nfs_server_is_a_process)
     char words[300];
     const char *path;
 
-    set("share.roots=nfs://192.0.2.1/kv?version=3 capacity=1GiB ro");
+    set("shared.roots=nfs://192.0.2.1/kv?version=3 capacity=1GiB ro");
     cr_assert_eq(roots_read(), 1);
     snprintf(words, sizeof(words), "/ucmd-backend-nfs nfs://192.0.2.1/kv?version=3 %u %u",
              (unsigned)geteuid(), (unsigned)getegid());

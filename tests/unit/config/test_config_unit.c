@@ -41,7 +41,7 @@ Test(config_unit, the_defaults_open_nothing)
 Test(config_unit, directories_are_writable_and_read_only_roots_are_not)
 {
     set("nvme.paths=/mnt/nvme0,/mnt/nvme 1");
-    set("share.roots=/srv/kv capacity=1TiB,/srv/old ro");
+    set("shared.roots=/srv/kv capacity=1TiB,/srv/old ro");
     check_has("ReadWritePaths=\"-/mnt/nvme0\"");
     check_has("ReadWritePaths=\"-/mnt/nvme 1\"");
     check_has("ReadWritePaths=\"-/srv/kv\"");
@@ -51,7 +51,7 @@ Test(config_unit, directories_are_writable_and_read_only_roots_are_not)
 
 Test(config_unit, nfs_opens_the_network)
 {
-    set("share.roots=nfs://10.0.0.5/kv");
+    set("shared.roots=nfs://10.0.0.5/kv");
     check_has("RestrictAddressFamilies=AF_INET AF_INET6");
     check_has("PrivateNetwork=no");
     check_has("IPAddressAllow=any");
@@ -82,7 +82,7 @@ Test(config_unit, a_raw_disk_is_allowed_with_its_state)
 Test(config_unit, what_lies_below_a_private_directory_comes_into_the_sandbox)
 {
     set("nvme.paths=/home/kv/nvme");
-    set("share.roots=/tmp/kv");
+    set("shared.roots=/tmp/kv");
     check_has("ProtectHome=tmpfs");
     check_has("BindPaths=\"-/home/kv/nvme\"");
     check_has("PrivateTmp=no");
@@ -91,7 +91,7 @@ Test(config_unit, what_lies_below_a_private_directory_comes_into_the_sandbox)
 
 Test(config_unit, no_path_writes_a_setting_of_its_own)
 {
-    set("share.roots=/srv/100%\"k\\v");
+    set("shared.roots=/srv/100%\"k\\v");
     check_has("ReadWritePaths=\"-/srv/100%%\\\"k\\\\v\"");
 }
 
@@ -99,7 +99,7 @@ Test(config_unit, roots_that_can_t_be_read_print_nothing)
 {
     FILE *f = fmemopen(text, sizeof(text), "w");
 
-    set("share.roots=kv");
+    set("shared.roots=kv");
     cr_assert_eq(config_unit_print(&c, f, &e), -EINVAL);
     cr_assert_eq(ftell(f), 0);
     cr_assert_eq(fclose(f), 0);

@@ -311,7 +311,7 @@ Test(cuda_copy, beside_one_of_two_that_compute)
 }
 
 /* By this calibration the share of each launch lasts 6 s. */
-Test(cuda_copy, who_is_in_a_hurry_waits_for_no_share)
+Test(cuda_copy, who_is_in_a_hurry_waits_for_no_shared_tier)
 {
     static struct test_job urgent, awaited, other;
     struct test_job *jobs[] = {&urgent, &awaited};

@@ -55,7 +55,7 @@ Test(pages, ready_is_who_takes_requests)
     IS(PAGE_READY, 50000, 200, "recovering\ntier nvme: recovering, 1 of 4 segments\n");
     snapshot.shown.health = HEALTH_DEGRADED;
     snapshot.n_reasons = 2;
-    strcpy(snapshot.reason[1], "share /mnt/kv: down");
+    strcpy(snapshot.reason[1], "shared root /mnt/kv: down");
     IS(PAGE_READY, 50000, 200,
        "degraded\ntier nvme: recovering, 1 of 4 segments\nshare /mnt/kv: down\n");
     snapshot.shown.health = HEALTH_FAILING;

@@ -1,10 +1,10 @@
-/* The methods as a connection calls them, over a cache whose tier and share a test plays. */
+/* The methods as a connection calls them, over a cache whose tier and shared tier a test plays. */
 #ifndef UCMD_TESTS_REQUEST_RIG_H
 #define UCMD_TESTS_REQUEST_RIG_H
 
 #include "daemon/features.h"
 #include "daemon/retrieval/summary.h"
-#include "tests/unit/cache/cache_share_rig.h"
+#include "tests/unit/cache/cache_shared_rig.h"
 #include "tests/unit/request/request_fakes.h"
 
 static struct {
@@ -44,14 +44,14 @@ static inline void open_door(void)
                                       .config = &door.config,
                                       .metrics = &rig.metrics,
                                       .deadlines = &door.deadlines,
-                                      .share = &share};
+                                      .shared = &shared};
 
     open_shared();
     rig.cache->config.shared_blocks = 500;
     config_init(&door.config);
-    door.config.share_lookup_ms = 50;
-    door.config.share_deadline_ms = 2000;
-    door.config.share_negative_ms = 2000;
+    door.config.shared_lookup_ms = 50;
+    door.config.shared_deadline_ms = 2000;
+    door.config.shared_negative_ms = 2000;
     cr_assert_eq(deadlines_init(&door.deadlines, &rig.loop), 0);
     door.limits = modules.limits = limits_new();
     cr_assert(door.limits);

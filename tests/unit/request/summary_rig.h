@@ -43,7 +43,7 @@ static inline void open_all(void)
 {
     open_door();
     door.config.lease_max_ms = 600000;
-    door.requests->modules.share = rig.cache->share = NULL; /* this host alone */
+    door.requests->modules.shared = rig.cache->shared = NULL; /* this host alone */
     open_summaries(false);
 }
 

@@ -87,8 +87,8 @@ static struct ns *store_many(void)
 {
     struct ns *ns = space("small", 1, 1024 / LAYERS);
 
-    share.refuse = -EROFS;
-    share.refuse_n = MANY;
+    shared.refuse = -EROFS;
+    shared.refuse_n = MANY;
     for (uint64_t i = 1; i <= MANY; i++)
         drop(store_below(ns, i));
     return ns;
@@ -195,8 +195,8 @@ Test(request, a_dump_opens_its_blocks_in_turns)
 {
     uint32_t id = dump_many(space("small", 1, 1024 / LAYERS));
 
-    share.refuse = -EROFS;
-    share.refuse_n = OPENED + 88;
+    shared.refuse = -EROFS;
+    shared.refuse_n = OPENED + 88;
     cr_expect_eq(index_blocks(rig.index), OPENED);
     iterate();
     cr_expect_eq(index_blocks(rig.index), OPENED + 88);
@@ -301,7 +301,7 @@ Test(request, a_large_load_from_dram_waits_for_no_turn)
     struct ns *ns = store_many();
     uint32_t region = region_open(ns, MANY), reads, dram;
 
-    share.refuse_n = LARGE;
+    shared.refuse_n = LARGE;
     for (uint64_t i = 1; i <= LARGE; i++)
         drop(store_dram(ns, 1000 + i));
     load_range(region, MANY, 1);
@@ -355,8 +355,8 @@ Test(request, space_goes_to_who_has_none)
 {
     uint32_t region = region_open(rig.one, 32);
 
-    share.refuse = -EROFS;
-    share.refuse_n = 17;
+    shared.refuse = -EROFS;
+    shared.refuse_n = 17;
     for (uint64_t i = 1; i <= 17; i++)
         drop(store_below(rig.one, i));
     for (uint64_t i = 0; i < 4; i++)
@@ -451,10 +451,10 @@ Test(request, without_memory_for_a_search_it_is_not_made)
     struct msg_prefetch m = {.ns = rig.one->id, .keys = chain(1, KEYS_MAX)};
     struct msg_blocks_r r;
 
-    limits_set(door.limits, LIMIT_MEMORY, sizeof(struct shared_lookup) + KEYS_MAX * (2 * 16 + 1));
+    limits_set(door.limits, LIMIT_MEMORY, sizeof(struct shared_query) + KEYS_MAX * (2 * 16 + 1));
     result_of(call(UCM_METHOD_PREFETCH, &proto_prefetch, &m), &proto_blocks_r, &r);
     cr_expect_eq(r.status.p[0], UCM_BLOCK_MISS);
-    cr_expect_null(share.lookup);
+    cr_expect_null(shared.lookup);
 }
 
 /* ---- leases ---- */
@@ -528,19 +528,19 @@ static void expect_gone(void)
     cr_expect_eq(rig.metrics.load_blocks_missed, 1u);
 }
 
-Test(request, a_load_counts_what_the_share_has_no_more)
+Test(request, a_load_counts_what_the_shared_tier_has_no_more)
 {
     peer_stores(rig.one, 1, 1);
     note(rig.one, 1, 1, true);
-    share.refuse = -ENOENT;
-    share.refuse_n = 1;
+    shared.refuse = -ENOENT;
+    shared.refuse_n = 1;
     expect_gone();
 }
 
 Test(request, a_load_of_what_nvme_knows_no_more_is_a_miss)
 {
-    share.refuse = -EROFS;
-    share.refuse_n = 1;
+    shared.refuse = -EROFS;
+    shared.refuse_n = 1;
     drop(store_below(rig.one, 1));
     rig.tier.refuse = -ESTALE;
     rig.tier.refuse_n = 1;
@@ -568,8 +568,8 @@ Test(request, a_prefetch_finds_room_for_what_is_in_dram)
     struct msg_blocks_r r;
     uint32_t id;
 
-    share.refuse = -EROFS;
-    share.refuse_n = 7;
+    shared.refuse = -EROFS;
+    shared.refuse_n = 7;
     for (uint64_t i = 1; i <= 5; i++)
         drop(store_below(rig.one, i));
     drop(store(rig.one, 6));
@@ -577,7 +577,7 @@ Test(request, a_prefetch_finds_room_for_what_is_in_dram)
     iterate();
     while (rig.tier.n_pending > 0)
         fake_next(&rig.tier, 0);
-    share.refuse_n = 0;
+    shared.refuse_n = 0;
     m.keys = chain(1, 7);
     id = call(UCM_METHOD_PREFETCH, &proto_prefetch, &m);
     for (int i = 0; i < 20 && !answer_of(id); i++) {

@@ -129,7 +129,7 @@ Test(nvme_move, what_is_guaranteed_stays)
     cr_expect_geq(rig_verify(), 2 * RECORDS);
 }
 
-Test(nvme_move, without_a_share_nothing_is_moved)
+Test(nvme_move, without_a_shared_tier_nothing_is_moved)
 {
     open_full(0);
     for (unsigned i = 0; i < RECORDS; i++)
