@@ -196,10 +196,10 @@ static int arena_init(struct server *s, struct ucm_error *e)
     };
     int rc = 0;
 
-    if (c->arena_keep[0] != '\0') {
+    if (c->arena_persist_dir[0] != '\0') {
         char why[PERSIST_WHY_BYTES];
 
-        rc = snapshot_open(c->arena_keep, ac.size, ac.slab, &s->snapshot, why);
+        rc = snapshot_open(c->arena_persist_dir, ac.size, ac.slab, &s->snapshot, why);
         if (rc != 0)
             return why[0] ? ucm_error_set(e, UCM_WIRE_IO, "%s", why) : rc;
         ac.file = true;
@@ -280,7 +280,8 @@ static int cache_init(struct server *s, struct ucm_error *e)
     /* At most half of the arena waits for the disk, so that loads find slots alongside it. */
     cc.write_reused = c->nvme_admission == CONFIG_ADMIT_REUSE;
     cc.write_learned = c->nvme_admission == CONFIG_ADMIT_LEARNED;
-    cc.backlog_bytes = c->nvme_backlog < c->arena_size / 2 ? c->nvme_backlog : c->arena_size / 2;
+    cc.backlog_bytes =
+        c->nvme_write_queue_size < c->arena_size / 2 ? c->nvme_write_queue_size : c->arena_size / 2;
     cc.shared_reused = c->shared_admission == CONFIG_ADMIT_REUSE;
     cc.shared_blocks = c->index_max_blocks / 4;
     cc.index = s->index;
@@ -309,7 +310,7 @@ static int devices_init(struct server *s, struct ucm_error *e)
     struct device_config dc = {.cpu_threads = s->config.cpu_threads,
                                .cuda = (int)s->config.cuda,
                                .strategy = (enum copy_strategy)s->config.copy_strategy,
-                               .beside_percent = s->config.copy_beside,
+                               .busy_max_percent = s->config.copy_busy_max_percent,
                                .calibration = s->config.copy_calibration,
                                .numa = numa_used(s),
                                .failed_cb = device_failed_cb,

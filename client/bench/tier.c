@@ -113,8 +113,8 @@ static int daemon_open(struct tier *t, struct rig_options *o)
     snprintf(arena, sizeof(arena), "arena.size=%llu", arena_bytes);
     snprintf(size, sizeof(size), "nvme.size=%llu", arena_bytes + t->total_bytes / 2);
     snprintf(paths, sizeof(paths), "nvme.paths=%s", t->directory);
-    snprintf(depth, sizeof(depth), "nvme.depth=%u", t->depth);
-    snprintf(backlog, sizeof(backlog), "nvme.backlog=%llu", arena_bytes);
+    snprintf(depth, sizeof(depth), "nvme.queue_depth=%u", t->depth);
+    snprintf(backlog, sizeof(backlog), "nvme.write_queue_size=%llu", arena_bytes);
     rc = daemon_start(&t->daemon, sets);
     if (rc < 0)
         return program_fail(BENCH_FAILED, "the daemon could not be started: %s", strerror(-rc));

@@ -320,7 +320,7 @@ UCM_API int ucm_region_register(struct ucm_namespace *ns, const struct ucm_regio
 UCM_API int ucm_region_unregister(struct ucm_region *region, int timeout_ms);
 /* From now on the region's loads and dumps tell the daemon that the worker's GPU computes meanwhile (not 0), or
  * that it does not (0, as at first). Alongside a GPU that computes they give way to the worker's own small copies,
- * and take at most copy.beside percent of the bus. For an engine to call in every step: it stores a word and
+ * and take at most copy.busy_max_percent percent of the bus. For an engine to call in every step: it stores a word and
  * sends nothing. Any thread. */
 UCM_API void ucm_region_computes(struct ucm_region *region, int computes);
 

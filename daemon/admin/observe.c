@@ -286,10 +286,11 @@ static void report_kept(struct observe_snapshot *o, const struct request_modules
 {
     if (snapshot_removed(modules->snapshot))
         report(o, HEALTH_DEGRADED,
-               "arena.keep: a file of %s was removed: what DRAM has is lost when the daemon ends; "
+               "arena.persist_dir: a file of %s was removed: what DRAM has is lost when the daemon "
+               "ends; "
                "restart "
                "ucmd",
-               modules->config->arena_keep);
+               modules->config->arena_persist_dir);
 }
 
 static void report_socket(struct observe_snapshot *o, const char *path)

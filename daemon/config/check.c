@@ -169,12 +169,12 @@ static int check_encryption(const struct config *c, struct config_error *e)
 {
     const struct config_list *t = &c->encryption_tenants;
 
-    if (t->n > 0 && c->arena_keep[0] != '\0' && !c->encryption_kept)
+    if (t->n > 0 && c->arena_persist_dir[0] != '\0' && !c->encryption_allow_persistent_arena)
         return config_fail(
-            c, e, "arena.keep",
-            "arena.keep would keep blocks of the tenants of encryption.tenants in the "
+            c, e, "arena.persist_dir",
+            "arena.persist_dir would keep blocks of the tenants of encryption.tenants in the "
             "clear, in memory that outlives the daemon; leave it empty, or write "
-            "encryption.kept: true");
+            "encryption.allow_persistent_arena: true");
     if (c->encryption_secrets[0] != '\0' && c->encryption_secrets[0] != '/')
         return config_fail(c, e, "encryption.secrets",
                            "encryption.secrets: \"%.160s\" is wrong; write the absolute path of a "
@@ -314,11 +314,11 @@ static uint64_t arena_there(const struct config *c)
     uint64_t there;
     struct statfs fs;
 
-    if (c->arena_keep[0] == '\0')
+    if (c->arena_persist_dir[0] == '\0')
         return 0;
-    if (statfs(c->arena_keep, &fs) == 0 && fs.f_type == HUGETLBFS_MAGIC)
+    if (statfs(c->arena_persist_dir, &fs) == 0 && fs.f_type == HUGETLBFS_MAGIC)
         return c->arena_size;
-    there = bytes_there(c->arena_keep, CONFIG_KEEP_ARENA);
+    there = bytes_there(c->arena_persist_dir, CONFIG_KEEP_ARENA);
     return there < c->arena_size ? there : c->arena_size;
 }
 
@@ -380,10 +380,10 @@ static int check_huge_pages(const struct config *c, struct config_error *e, uint
     if (wanted <= room)
         return 0;
     return config_fail(
-        c, e, "arena.keep",
-        "arena.keep: %.160s wants %llu huge pages of %llu KiB and %llu are free; set "
+        c, e, "arena.persist_dir",
+        "arena.persist_dir: %.160s wants %llu huge pages of %llu KiB and %llu are free; set "
         "more aside (vm.nr_hugepages), or lower arena.size",
-        c->arena_keep, (unsigned long long)((wanted + page - 1) / page),
+        c->arena_persist_dir, (unsigned long long)((wanted + page - 1) / page),
         (unsigned long long)(page >> 10), (unsigned long long)(room / page));
 }
 
@@ -391,20 +391,20 @@ static int check_huge_pages(const struct config *c, struct config_error *e, uint
  * is large enough. */
 static int check_keep(const struct config *c, struct config_error *e)
 {
-    const char *path = c->arena_keep;
+    const char *path = c->arena_persist_dir;
     struct statfs fs;
     struct stat st;
     int rc;
 
     if (path[0] == '\0')
         return 0;
-    rc = check_directory(c, e, "arena.keep", path, &st);
+    rc = check_directory(c, e, "arena.persist_dir", path, &st);
     if (rc < 0)
         return rc;
     if (statfs(path, &fs) < 0 || (fs.f_type != TMPFS_MAGIC && fs.f_type != HUGETLBFS_MAGIC))
         return config_fail(
-            c, e, "arena.keep",
-            "arena.keep: %.160s is not on a tmpfs or hugetlbfs; name a directory that is, "
+            c, e, "arena.persist_dir",
+            "arena.persist_dir: %.160s is not on a tmpfs or hugetlbfs; name a directory that is, "
             "e.g. /dev/shm/ucmd",
             path);
     if (c->arena_slab % (uint64_t)fs.f_bsize != 0)

@@ -22,15 +22,15 @@ struct config_list {
 };
 
 enum config_io { CONFIG_IO_AUTO, CONFIG_IO_URING, CONFIG_IO_THREADS };
-enum config_pressure { CONFIG_PRESSURE_DROP, CONFIG_PRESSURE_SLOW };
+enum config_write_stall { CONFIG_WRITE_STALL_DROP, CONFIG_WRITE_STALL_SLOW };
 enum config_admission { CONFIG_ADMIT_ALL, CONFIG_ADMIT_REUSE, CONFIG_ADMIT_LEARNED };
-enum config_spread { CONFIG_SPREAD_TIERED, CONFIG_SPREAD_HASHED };
+enum config_placement { CONFIG_PLACEMENT_TIERED, CONFIG_PLACEMENT_HASHED };
 enum config_copy { CONFIG_COPY_AUTO, CONFIG_COPY_DMA, CONFIG_COPY_SM, CONFIG_COPY_STAGED };
 enum config_numa { CONFIG_NUMA_AUTO, CONFIG_NUMA_OFF };
 enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
 
 #define CONFIG_MAX_PATHS 16
-/* In arena.keep: the arena's memory, and what lies where in it. */
+/* In arena.persist_dir: the arena's memory, and what lies where in it. */
 #define CONFIG_KEEP_ARENA "ucmd.arena"
 #define CONFIG_KEEP_SNAPSHOT "ucmd.kept"
 
@@ -64,8 +64,8 @@ struct config {
     char *state; /* "": none */
     bool container_admins;
     struct config_list encryption_tenants;
-    bool encryption_plain;
-    bool encryption_kept;
+    bool encryption_read_plaintext;
+    bool encryption_allow_persistent_arena;
     char *encryption_secrets; /* "": none */
     uint64_t encryption_deadline_ms;
     enum log_level log_level;
@@ -76,7 +76,7 @@ struct config {
 
     uint64_t arena_size, arena_slab;
     bool arena_prefault;
-    char *arena_keep; /* "": none */
+    char *arena_persist_dir; /* "": none */
     enum config_numa arena_numa;
     uint64_t mapping_size; /* bytes; 0: no shared mappings */
 
@@ -85,30 +85,30 @@ struct config {
     struct config_list nvme_paths; /* empty: no tier */
     char *nvme_state;
     uint64_t nvme_size, nvme_segment;
-    unsigned nvme_depth;
+    unsigned nvme_queue_depth;
     enum config_io nvme_io;
     unsigned nvme_threads;
-    uint64_t nvme_backlog;
+    uint64_t nvme_write_queue_size;
     uint64_t nvme_scrub; /* bytes a second; 0: none */
     uint64_t nvme_scrub_interval_ms;
     unsigned nvme_quarantine; /* percent */
-    enum config_pressure nvme_pressure;
-    uint64_t nvme_pressure_ms;
+    enum config_write_stall nvme_on_write_stall;
+    uint64_t nvme_write_stall_max_ms;
     enum config_admission nvme_admission;
     unsigned nvme_rewrite; /* percent */
 
     struct config_list shared_roots; /* see roots.h */
-    enum config_spread shared_spread;
+    enum config_placement shared_placement;
     uint64_t shared_lookup_ms, shared_negative_ms, shared_deadline_ms;
-    unsigned shared_depth, shared_threads;
+    unsigned shared_queue_depth, shared_threads;
     enum config_admission shared_admission;
     bool shared_sync;
-    uint64_t shared_collect_ms, shared_touch_ms;
+    uint64_t shared_gc_interval_ms, shared_touch_ms;
 
     enum config_cuda cuda;
     unsigned cpu_threads;
     enum config_copy copy_strategy;
-    unsigned copy_beside;
+    unsigned copy_busy_max_percent;
     char *copy_calibration; /* "": none */
 
     uint64_t events_memory; /* 0: no events */

@@ -21,10 +21,10 @@
 static const char *const bool_names[] = {"false", "true", NULL};
 static const char *const level_names[] = {"error", "warn", "info", "debug", NULL};
 static const char *const io_names[] = {"auto", "uring", "threads", NULL};
-static const char *const pressure_names[] = {"drop", "slow", NULL};
+static const char *const write_stall_names[] = {"drop", "slow", NULL};
 static const char *const admission_names[] = {"all", "reuse", NULL};
 static const char *const nvme_admission_names[] = {"all", "reuse", "learned", NULL};
-static const char *const spread_names[] = {"tiered", "hashed", NULL};
+static const char *const placement_names[] = {"tiered", "hashed", NULL};
 static const char *const copy_names[] = {"auto", "dma", "sm", "staged", NULL};
 static const char *const numa_names[] = {"auto", "off", NULL};
 static const char *const cuda_names[] = {"auto", "off", "required", NULL};
@@ -230,13 +230,16 @@ const struct config_key config_keys[] = {
              "\"NAME file:/PATH\", \"NAME credential:NAME\" (of systemd) and \"NAME command:/PATH "
              "WORDS\". The name * is every tenant that is not in the list. A key is a line of 64 "
              "hexadecimal digits; the last line is the current key."},
-    {KEY("encryption.plain", BOOL, encryption_plain, "false"), .names = bool_names,
+    {KEY("encryption.read_plaintext", BOOL, encryption_read_plaintext, "false"),
+     .names = bool_names,
      .help = "Whether the daemon still reads unencrypted parts of such a tenant that NVMe has from "
              "before. With true a restart with encryption is not cold, but a person who can write "
              "to the disk can plant blocks. With false they are left out at the start."},
-    {KEY("encryption.kept", BOOL, encryption_kept, "false"), .names = bool_names,
-     .help = "Whether arena.keep may keep blocks of such tenants in memory that outlives the "
-             "daemon, where they are not encrypted. With false the daemon refuses both together."},
+    {KEY("encryption.allow_persistent_arena", BOOL, encryption_allow_persistent_arena, "false"),
+     .names = bool_names,
+     .help =
+         "Whether arena.persist_dir may keep blocks of such tenants in memory that outlives the "
+         "daemon, where they are not encrypted. With false the daemon refuses both together."},
     {KEY("encryption.secrets", STRING, encryption_secrets, ""), RANGE(0, 1024),
      .help = "Directory for the secrets of namespaces on shared roots. A purge replaces the "
              "secret, so that what a server keeps of the files can never be decrypted. Give all "
@@ -269,7 +272,7 @@ const struct config_key config_keys[] = {
     {KEY("arena.prefault", BOOL, arena_prefault, "true"), .names = bool_names, .internal = true,
      .help = "Touch all DRAM at start, after the socket is open; false touches a page at its first "
              "use, and places nothing on NUMA nodes."},
-    {KEY("arena.keep", STRING, arena_keep, ""), RANGE(0, 160),
+    {KEY("arena.persist_dir", STRING, arena_persist_dir, ""), RANGE(0, 160),
      .help = "Directory on a tmpfs or hugetlbfs, best one of its own, that keeps DRAM over an "
              "orderly stop and start (docs/operations.md). \"\": DRAM ends with the daemon."},
     {KEY("arena.numa", ENUM, arena_numa, "auto"), .names = numa_names,
@@ -303,14 +306,14 @@ const struct config_key config_keys[] = {
     {KEY("nvme.segment", SIZE, nvme_segment, "64MiB"), RANGE(MIB, GIB),
      .help = "Unit in which the files are written and reclaimed; a power of two. A file keeps the "
              "one that it was made with."},
-    {KEY("nvme.depth", INT, nvme_depth, "128"), RANGE(1, 4096),
+    {KEY("nvme.queue_depth", INT, nvme_queue_depth, "128"), RANGE(1, 4096),
      .help = "Requests in flight for each path."},
     {KEY("nvme.io", ENUM, nvme_io, "auto"), .names = io_names, .internal = true,
      .help = "How the files are read and written: auto takes io_uring where the kernel allows it, "
              "otherwise threads."},
     {KEY("nvme.threads", INT, nvme_threads, "4"), RANGE(1, 256),
      .help = "Threads for checksums, and for reads and writes without io_uring."},
-    {KEY("nvme.backlog", SIZE, nvme_backlog, "1GiB"), RANGE(MIB, 64 * TIB),
+    {KEY("nvme.write_queue_size", SIZE, nvme_write_queue_size, "1GiB"), RANGE(MIB, 64 * TIB),
      .help = "Bytes in DRAM that may wait to be written, at most half of arena.size. Beyond that, "
              "DRAM may drop what waits."},
     {KEY("nvme.scrub", SIZE, nvme_scrub, "32MiB"), RANGE(0, TIB),
@@ -322,11 +325,12 @@ const struct config_key config_keys[] = {
     {KEY("nvme.quarantine", INT, nvme_quarantine, "5"), RANGE(0, 100), .internal = true,
      .help = "Percent of a file's segments that may be in quarantine for bad blocks. Beyond that "
              "(and beyond one segment) the daemon stops writing to the file."},
-    {KEY("nvme.pressure", ENUM, nvme_pressure, "drop"), .names = pressure_names,
-     .help = "What happens beyond nvme.backlog. drop answers dumps at once, and what DRAM has no "
+    {KEY("nvme.on_write_stall", ENUM, nvme_on_write_stall, "drop"), .names = write_stall_names,
+     .help = "What happens beyond nvme.write_queue_size. drop answers dumps at once, and what DRAM "
+             "has no "
              "space for is not written. slow delays the answer of each dump by at most 200 ms, so "
              "that engines dump no faster than the disks write."},
-    {KEY("nvme.pressure_wait", DURATION, nvme_pressure_ms, "200ms"), RANGE(1, 60 * SECOND),
+    {KEY("nvme.write_stall_max", DURATION, nvme_write_stall_max_ms, "200ms"), RANGE(1, 60 * SECOND),
      .internal = true, .help = "How long slow delays one answer at most."},
     {KEY("nvme.admission", ENUM, nvme_admission, "learned"), .names = nvme_admission_names,
      .help = "Which blocks are written. all: every dumped block. reuse: only blocks that are used "
@@ -346,7 +350,7 @@ const struct config_key config_keys[] = {
          "After the target may follow capacity=SIZE (beyond it the oldest files are removed; none: "
          "no bound) and ro (nothing is written there). A backend of your own is \"process:NAME "
          "capacity=10TiB -- /usr/libexec/ucmd/NAME WORD\" (docs/backends.md)."},
-    {KEY("shared.spread", ENUM, shared_spread, "tiered"), .names = spread_names,
+    {KEY("shared.placement", ENUM, shared_placement, "tiered"), .names = placement_names,
      .help = "How blocks are spread over several roots. tiered: to the first root that takes "
              "writes; what garbage collection would remove from it is copied to the next one. "
              "hashed: each block has one root, by its key; for servers that are alike."},
@@ -358,7 +362,7 @@ const struct config_key config_keys[] = {
     {KEY("shared.deadline", DURATION, shared_deadline_ms, "5s"), RANGE(10, 600 * SECOND),
      .help = "How long one read or write may take. If several roots may have a block, one that "
              "does not answer leaves half of this time to the others."},
-    {KEY("shared.depth", INT, shared_depth, "64"), RANGE(1, 1024),
+    {KEY("shared.queue_depth", INT, shared_queue_depth, "64"), RANGE(1, 1024),
      .help = "Requests in flight for each root that is not a directory."},
     {KEY("shared.threads", INT, shared_threads, "16"), RANGE(2, 256),
      .help = "Threads of each directory's process; each has one request in flight."},
@@ -367,7 +371,7 @@ const struct config_key config_keys[] = {
     {KEY("shared.sync", BOOL, shared_sync, "false"), .names = bool_names,
      .help = "Have the server make each file durable before it gets its name. Without it, a crash "
              "of the server may leave truncated files; loads count them as misses."},
-    {KEY("shared.collect", DURATION, shared_collect_ms, "10min"), RANGE(SECOND, 24 * HOUR),
+    {KEY("shared.gc_interval", DURATION, shared_gc_interval_ms, "10min"), RANGE(SECOND, 24 * HOUR),
      .help = "Time from one garbage collection of a root to the next. 'ucmctl shared gc' "
              "begins one at once."},
     {KEY("shared.touch", DURATION, shared_touch_ms, "1h"), RANGE(0, 365 * 24 * HOUR),
@@ -388,7 +392,7 @@ const struct config_key config_keys[] = {
          "which is faster for small scattered fragments; staged: through the staging ring in the "
          "worker's memory, where the worker has a copy agent. auto takes for each copy what "
          "costs least."},
-    {KEY("copy.beside", INT, copy_beside, "85"), RANGE(5, 100),
+    {KEY("copy.busy_max_percent", INT, copy_busy_max_percent, "85"), RANGE(5, 100),
      .help = "Percent of the bus that loads take at most while their worker's engine computes, as "
              "the vLLM connector tells the daemon. Copies then leave gaps for the engine's own "
              "small copies. 100: loads go first, without gaps, which makes the engine's steps a "

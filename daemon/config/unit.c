@@ -91,7 +91,7 @@ int config_unit_print(const struct config *c, FILE *out, struct config_error *e)
         return rc;
     fputs("[Service]\n", out);
     print_nvme(c, out);
-    print_directory(out, c->arena_keep);
+    print_directory(out, c->arena_persist_dir);
     print_directory(out, c->state);
     print_directory(out, c->encryption_secrets);
     print_directory(out, c->copy_calibration);

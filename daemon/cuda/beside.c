@@ -26,7 +26,7 @@ static struct gpu_said *said_by(struct gpu *g, const struct device_region *regio
 
 void gpu_beside_told(struct gpu *g, const struct device_job *job)
 {
-    if (job->beside == DEVICE_BESIDE_STEPS && g->config.beside_percent < 100)
+    if (job->beside == DEVICE_BESIDE_STEPS && g->config.busy_max_percent < 100)
         *said_by(g, job->region) = (struct gpu_said){job->region, job_clock_ms() + BESIDE_HOLD_MS};
     else if (job->beside == DEVICE_BESIDE_NOTHING)
         gpu_beside_forget(g, job->region);
@@ -60,7 +60,7 @@ void gpu_beside_look(struct gpu *g)
 
 static double share_ns(const struct gpu *g, enum ucm_copy_direction direction, uint64_t bytes)
 {
-    return (double)bytes * g->costs.of[direction].byte_ns * 100 / g->config.beside_percent;
+    return (double)bytes * g->costs.of[direction].byte_ns * 100 / g->config.busy_max_percent;
 }
 
 bool gpu_beside_suffices(const struct gpu *g, enum ucm_copy_direction direction, double ns,

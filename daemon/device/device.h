@@ -271,7 +271,7 @@ struct device_config {
     int cuda; /* enum config_cuda */
     enum copy_strategy strategy;
     /* The share of the bus for loads while a worker computes; 100: as if it did not. */
-    unsigned beside_percent;
+    unsigned busy_max_percent;
     /* directory for the measured costs of GPUs; NULL or "": none; borrowed */
     const char *calibration;
     const struct numa *numa; /* looks up GPUs' nodes, borrowed; NULL: they have none */

@@ -476,7 +476,7 @@ int encryption_open(uv_loop_t *loop, const struct config *config, struct metrics
         return -ENOMEM;
     s->loop = loop;
     s->metrics = metrics;
-    s->plaintext = config->encryption_plain;
+    s->plaintext = config->encryption_read_plaintext;
     s->origin = calloc(list->n, sizeof(*s->origin));
     for (size_t i = 0; s->origin && i < list->n && rc == 0; i++, s->n++)
         rc = origin_init(s, &s->origin[i], list->item[i], config->encryption_deadline_ms);

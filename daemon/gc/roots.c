@@ -17,7 +17,7 @@ static void full_cb(struct shared_root *r)
 /* The root that files of this one are copied to before they are removed. */
 static struct shared_root *colder(const struct shared *s, uint32_t root)
 {
-    if (s->settings.spread != CONFIG_SPREAD_TIERED)
+    if (s->settings.placement != CONFIG_PLACEMENT_TIERED)
         return NULL;
     for (uint32_t i = root + 1; i < s->n; i++)
         if (!s->roots[i]->config.read_only)

@@ -227,19 +227,20 @@ static void pressure_over_cb(struct deadline *dl)
     transfer_pump(&d->c.w);
 }
 
-/* Back-pressure: a dump's answer waits until write-back catches up, for nvme.pressure at most.
- * Its items have ended, so it holds no slot, block or lease meanwhile. */
+/* Back-pressure: a dump's answer waits until write-back catches up, for nvme.on_write_stall at
+ * most. Its items have ended, so it holds no slot, block or lease meanwhile. */
 static bool dump_slows(struct dump *d)
 {
     struct transfer *w = &d->c.w;
     struct request_modules *modules = &w->r.s->rq->modules;
 
     if (d->slowed || w->stopping || w->bytes == 0 || d->durable ||
-        modules->config->nvme_pressure != CONFIG_PRESSURE_SLOW ||
+        modules->config->nvme_on_write_stall != CONFIG_WRITE_STALL_SLOW ||
         !cache_back_pressure(w->modules->cache))
         return false;
     deadline_arm(modules->deadlines, &d->pressure_end,
-                 uv_now(modules->loop) + modules->config->nvme_pressure_ms, pressure_over_cb);
+                 uv_now(modules->loop) + modules->config->nvme_write_stall_max_ms,
+                 pressure_over_cb);
     d->slowed = true;
     if (w->r.trace)
         trace_span(w->r.trace, SPAN_BACK_PRESSURE, SPAN_MORE);

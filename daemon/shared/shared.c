@@ -106,7 +106,7 @@ static void roots_take(const struct config *c, const struct config_root *roots,
             .target = roots[i].target,
             .process = &roots[i].process,
             .launcher = "/proc/self/exe",
-            .depth = roots[i].target[0] == '/' ? c->shared_threads : c->shared_depth,
+            .depth = roots[i].target[0] == '/' ? c->shared_threads : c->shared_queue_depth,
             .capacity_bytes = roots[i].capacity_bytes,
             .read_only = roots[i].read_only};
 }
@@ -122,12 +122,12 @@ int shared_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struc
                                        .encryption = encryption,
                                        .secrets = c->encryption_secrets,
                                        .secrets_ms = c->encryption_deadline_ms,
-                                       .spread = c->shared_spread,
+                                       .placement = c->shared_placement,
                                        .sync = c->shared_sync,
                                        .low = CONFIG_SHARED_LOW,
                                        .negative_ms = c->shared_negative_ms,
                                        .deadline_ms = c->shared_deadline_ms,
-                                       .collect_ms = c->shared_collect_ms,
+                                       .collect_ms = c->shared_gc_interval_ms,
                                        .touch_ms = c->shared_touch_ms};
     struct config_error wrong;
     char host[256] = "";

@@ -24,7 +24,7 @@ struct shared_settings {
     const char *secrets; /* a directory, borrowed during shared_new; NULL or "": none */
     uint64_t secrets_ms; /* that a call to it may take */
     const char *host;    /* borrowed during shared_new */
-    enum config_spread spread;
+    enum config_placement placement;
     bool sync;
     unsigned low; /* 0: no garbage collection */
     uint64_t negative_ms, deadline_ms, collect_ms, touch_ms;

@@ -75,7 +75,7 @@ shared_roots_mask shared_roots_that_may_have(const struct shared *s, const struc
     shared_roots_mask mask = 0;
     uint32_t one;
 
-    if (s->settings.spread != CONFIG_SPREAD_HASHED)
+    if (s->settings.placement != CONFIG_PLACEMENT_HASHED)
         return asked;
     one = hashed_root(s, id, asked);
     if (one < UCM_MAX_ROOTS)
@@ -101,7 +101,7 @@ uint32_t shared_write_roots(struct shared *s, const struct block_file_id *id,
 {
     uint32_t n = 0, one;
 
-    if (s->settings.spread == CONFIG_SPREAD_HASHED) {
+    if (s->settings.placement == CONFIG_PLACEMENT_HASHED) {
         /* Only this one: no host would look for the block elsewhere. */
         one = hashed_root(s, id, shared_roots_up(s));
         if (one < UCM_MAX_ROOTS && shared_root_takes_writes(s->roots[one]))

@@ -74,7 +74,7 @@ int snapshot_open(const char *directory, uint64_t arena_bytes, uint64_t slab, st
     s->warm = snapshot_fits(s->persist, arena_bytes, slab);
     rc = s->warm ? 0 : persist_reset(s->persist, arena_bytes);
     if (rc < 0) {
-        snprintf(why, PERSIST_WHY_BYTES, "arena.keep: %.200s: no new file for the arena: %s",
+        snprintf(why, PERSIST_WHY_BYTES, "arena.persist_dir: %.200s: no new file for the arena: %s",
                  directory, strerror(-rc));
         snapshot_close(s);
         return rc;

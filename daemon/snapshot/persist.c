@@ -85,7 +85,7 @@ int persist_open(const char *directory, struct persist **out, char why[PERSIST_W
     if (rc == 0)
         rc = sd_id128_get_boot(&k->boot);
     if (rc < 0) {
-        snprintf(why, PERSIST_WHY_BYTES, "arena.keep: %.200s: %s", directory,
+        snprintf(why, PERSIST_WHY_BYTES, "arena.persist_dir: %.200s: %s", directory,
                  rc == -EWOULDBLOCK ? "another daemon uses it; stop it, or name another directory"
                                     : strerror(-rc));
         if (k->directory >= 0)

@@ -1,5 +1,5 @@
-/* The persistent arena (config key arena.keep): a directory on a tmpfs or hugetlbfs, which are
- * memory, whose files survive a planned restart of the daemon. It holds two files:
+/* The persistent arena (config key arena.persist_dir): a directory on a tmpfs or hugetlbfs, which
+ * are memory, whose files survive a planned restart of the daemon. It holds two files:
  * - `ucmd.arena`, the file that the arena maps;
  * - `ucmd.kept`, the snapshot: a list of the parts in it. The snapshot exists only after an orderly
  *   stop and until the next start. format.h has its format.

@@ -6,7 +6,7 @@
  * not certain is left out: a part, or the whole snapshot.
  *
  * Thread: the event loop only; the pool reads slots. Where a function takes NULL, that is a daemon
- * without arena.keep. */
+ * without arena.persist_dir. */
 #ifndef UCMD_SNAPSHOT_SNAPSHOT_H
 #define UCMD_SNAPSHOT_SNAPSHOT_H
 

@@ -137,7 +137,7 @@ static int engines_open(struct tier *t, const struct config *c, struct ucm_error
 
     for (unsigned i = 0; i < t->files; i++)
         fds[i] = t->devices[i].file.fd;
-    t->ring_depth = clamp(c->nvme_depth, 1, (DEPTH_MAX - NVME_SCANS) / t->files - 1);
+    t->ring_depth = clamp(c->nvme_queue_depth, 1, (DEPTH_MAX - NVME_SCANS) / t->files - 1);
     t->threads_depth = clamp(2 * c->nvme_threads / t->files, 1, t->ring_depth);
     t->writes_max = clamp(t->ring_depth / 4, 1, NVME_WRITES_MAX);
     if (c->nvme_io == CONFIG_IO_THREADS)
@@ -249,7 +249,7 @@ static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
     t->free_cb = tier_free;
     t->files = (unsigned)c->nvme_paths.n;
     t->segment_bytes = c->nvme_segment;
-    t->backlog_max = c->nvme_backlog;
+    t->backlog_max = c->nvme_write_queue_size;
     t->known_most = NVME_KNOWN_BYTES;
     t->mover.tier = t;
     t->mover.percent = c->nvme_rewrite;

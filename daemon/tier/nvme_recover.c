@@ -61,7 +61,7 @@ static void recover_end(struct tier *t)
     if (r->plaintext > 0)
         log_warn(MODULE, "plaintext-left-out",
                  "parts=%" PRIu64
-                 " reason=\"their tenants have keys, and encryption.plain is false: "
+                 " reason=\"their tenants have keys, and encryption.read_plaintext is false: "
                  "somebody may have planted them\"",
                  r->plaintext);
     t->callbacks.recovered_cb(t->callbacks.ctx);

@@ -48,7 +48,7 @@
       "unfinished parts dropped: the worker disconnected, or the copy failed")                     \
     X(dump_blocks_durable, counter, "parts", "parts that a dump awaited on stable storage")        \
     X(dumps_slowed, counter, "requests",                                                           \
-      "dumps answered late because of back-pressure (nvme.pressure)")                              \
+      "dumps answered late because of back-pressure (nvme.on_write_stall)")                        \
     X(dump_bytes, counter, "bytes", "bytes copied out of workers' memory")                         \
     X(prefetch_blocks, counter, "parts", "parts brought into DRAM by prefetch")                    \
     X(gathers, counter, "requests", "gathers of single layers of blocks")                          \
@@ -83,7 +83,8 @@
       "slots taken on the NUMA node of the GPU that needed them")                                  \
     X(arena_slots_numa_remote, counter, "slots",                                                   \
       "slots taken on another NUMA node than the GPU's")                                           \
-    X(arena_kept_parts, counter, "parts", "parts in DRAM adopted from the last run (arena.keep)")  \
+    X(arena_kept_parts, counter, "parts",                                                          \
+      "parts in DRAM adopted from the last run (arena.persist_dir)")                               \
     X(arena_kept_refused, counter, "parts",                                                        \
       "parts of the last run not adopted: damaged, or not wanted")                                 \
     X(nvme_bytes_capacity, gauge, "bytes", "capacity of the NVMe tier")                            \

@@ -228,7 +228,7 @@ Test(churn, workers_come_and_go_and_nothing_is_ever_wrong)
     alarm((unsigned)(4 * seconds + 300));
     host = (struct host){.nvme = true,
                          .sets = {"arena.size=16MiB", "arena.prefault=true", "nvme.size=24MiB",
-                                  "nvme.segment=2MiB", "nvme.backlog=8MiB"}};
+                                  "nvme.segment=2MiB", "nvme.write_queue_size=8MiB"}};
     host_start(&host);
     /* On a slow machine, rounds follow of twice the length until DRAM was full for once. */
     for (unsigned round = 0; round < rounds || (!enough && round < rounds + MORE_ROUNDS); round++) {

@@ -31,7 +31,7 @@ OPTIONS = {"nvme.size": "64MiB", "nvme.segment": "4MiB", "arena.size": "24MiB", 
            "shared.negative": "500ms", "shutdown.drain": "2s"}
 if KIND == "s3":  # Swift, in Python, takes tens of milliseconds for a request: what waits for it must be little
     WINDOW, CHAINS_A_SECOND, BLOCKS = 40, 0.5, 8
-    OPTIONS.update({"arena.size": "4MiB", "nvme.size": "8MiB", "nvme.segment": "2MiB", "shared.depth": "8", "shared.deadline": "20s", "shared.lookup_deadline": "8s"})
+    OPTIONS.update({"arena.size": "4MiB", "nvme.size": "8MiB", "nvme.segment": "2MiB", "shared.queue_depth": "8", "shared.deadline": "20s", "shared.lookup_deadline": "8s"})
 if KIND == "mooncake":
     OPTIONS.update({"shared.deadline": "8s"})
 STORED_S = {"s3": 15, "mooncake": 15}.get(KIND, 3)

@@ -4,7 +4,7 @@
  * its bytes, everything else has its bytes or is absent.
  *
  * UCM_KILL_ROUNDS=N rounds (42; fewer under sanitizers), in groups of 14 on fresh files, those of
- * odd seeds with DRAM that is kept over orderly stops (arena.keep). The seed
+ * odd seeds with DRAM that is kept over orderly stops (arena.persist_dir). The seed
  * of a group that failed is printed: UCM_KILL_SEED=SEED UCM_KILL_ROUNDS=14 runs it again, with
  * UCM_KILL_LOG=1 telling more. */
 #include "tests/fault/kill_worker.h"
@@ -115,7 +115,7 @@ static void keep_begin(void)
 
     snprintf(keep, sizeof(keep), "/dev/shm/ucm-keep-XXXXXX");
     cr_assert(mkdtemp(keep), "no /dev/shm?");
-    snprintf(keep_set, sizeof(keep_set), "arena.keep=%s", keep);
+    snprintf(keep_set, sizeof(keep_set), "arena.persist_dir=%s", keep);
     while (host.sets[n])
         n++;
     host.sets[n] = keep_set;

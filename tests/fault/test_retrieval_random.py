@@ -36,7 +36,7 @@ SEED = int(os.environ.get("UCM_SEED", "1")) or random.SystemRandom().randrange(1
 ROUND_S, PENDING, SLOTS = 4, 24, 48
 NO_MEMORY, CANCELLED_CODE = 10, 7
 HELD = 4
-OPTIONS = {"arena.size": "4MiB", "nvme.size": "16MiB", "nvme.segment": "1MiB", "nvme.pressure": "drop",
+OPTIONS = {"arena.size": "4MiB", "nvme.size": "16MiB", "nvme.segment": "1MiB", "nvme.on_write_stall": "drop",
            "shared.negative": "200ms", "shared.lookup_deadline": "100ms", "shutdown.drain": "2s", "request.deadline": "10min"}
 GAUGES = ("sequences", "sequence_blocks", "summary_held_bytes", "requests_active", "leases", "blocks_pinned")
 

@@ -43,10 +43,10 @@ class Configured(OwnDaemons, Case):
 class Reload(Configured):
     def test_what_changed_and_what_needs_a_restart(self):
         self.assertEqual(self.reload(self.config), {"changes": [], "restarts": []})
-        text = "log:\n  level: debug\nnvme:\n  depth: 8\n  threads: 3\n"
+        text = "log:\n  level: debug\nnvme:\n  queue_depth: 8\n  threads: 3\n"
         answer = self.reload(text)
         self.assertEqual(answer["changes"], [{"key": "log.level", "from": "info", "to": "debug"}])
-        self.assertEqual([change["key"] for change in answer["restarts"]], ["nvme.depth", "nvme.threads"])
+        self.assertEqual([change["key"] for change in answer["restarts"]], ["nvme.queue_depth", "nvme.threads"])
         again = self.reload(text)
         self.assertEqual((again["changes"], again["restarts"]), ([], answer["restarts"]))
 
@@ -70,10 +70,10 @@ class Reload(Configured):
         self.refused(UNSUPPORTED, Client(bare).call, "config.reload")
 
     def test_ucmctl_prints_it_and_a_refusal_is_its_exit_status(self):
-        self.daemon.configure("log:\n  level: warn\nnvme:\n  depth: 8\n")
+        self.daemon.configure("log:\n  level: warn\nnvme:\n  queue_depth: 8\n")
         done = self.ctl("reload")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        self.assertRegex(done.stdout, r"changed:\n  log.level: info -> warn\nneeds a restart.*:\n  nvme.depth: 128 -> 8\n$")
+        self.assertRegex(done.stdout, r"changed:\n  log.level: info -> warn\nneeds a restart.*:\n  nvme.queue_depth: 128 -> 8\n$")
         self.daemon.configure("log:\n  level: loud\n")
         done = self.ctl("reload")
         self.assertEqual((done.returncode, done.stdout), (1, ""))
@@ -82,16 +82,16 @@ class Reload(Configured):
         self.assertEqual((done.returncode, json.loads(done.stdout)["line"]), (1, 2))
 
     def test_sighup_logs_the_same(self):
-        self.daemon.configure("log:\n  level: debug\nnvme:\n  depth: 8\n  threads: 3\n")
+        self.daemon.configure("log:\n  level: debug\nnvme:\n  queue_depth: 8\n  threads: 3\n")
         self.daemon.process.send_signal(signal.SIGHUP)
-        self.until(lambda: "reloaded changed=log.level need_restart=nvme.depth,nvme.threads" in self.daemon.log())
+        self.until(lambda: "reloaded changed=log.level need_restart=nvme.queue_depth,nvme.threads" in self.daemon.log())
         self.daemon.configure("arena:\n  sise: 1GiB\n")
         self.daemon.process.send_signal(signal.SIGHUP)
         self.until(lambda: "ucmd.yaml:2: unknown key" in self.daemon.log())
 
 
 class Get(Configured):
-    config = "log:\n  level: warn\nnvme:\n  depth: 8\n"
+    config = "log:\n  level: warn\nnvme:\n  queue_depth: 8\n"
 
     def key(self, name):
         found = [key for key in self.client().call("config.get")["keys"] if key["key"] == name]
@@ -102,11 +102,11 @@ class Get(Configured):
         level = {"key": "log.level", "value": "warn", "default": "info", "changed": True, "reloadable": True,
                  "source": "file", "where": self.daemon.config + ":2"}
         self.assertEqual(self.key("log.level"), level)
-        self.assertEqual((self.key("nvme.pressure")["source"], self.key("nvme.pressure")["changed"]), ("default", False))
+        self.assertEqual((self.key("nvme.on_write_stall")["source"], self.key("nvme.on_write_stall")["changed"]), ("default", False))
         self.assertEqual((self.key("arena.size")["source"], self.key("arena.size")["value"]), ("command line", "16MiB"))
-        self.reload("\n\nlog:\n  level: error\nnvme:\n  depth: 16\n")
+        self.reload("\n\nlog:\n  level: error\nnvme:\n  queue_depth: 16\n")
         self.assertEqual(self.key("log.level"), dict(level, value="error", where=self.daemon.config + ":4"))
-        depth = self.key("nvme.depth")
+        depth = self.key("nvme.queue_depth")
         self.assertEqual((depth["value"], depth["next"], depth["source"]), ("8", "16", "file"))
         if os.geteuid() == 0:
             self.refused(DENIED, self.client(uid=1000).call, "config.get")
@@ -117,21 +117,21 @@ class Get(Configured):
         lines = [line.split() for line in done.stdout.splitlines()]
         self.assertEqual(lines[0], ["KEY", "VALUE", "SOURCE"])
         self.assertIn(["log.level", "warn", self.daemon.config + ":2"], lines)
-        self.assertNotIn("nvme.pressure", done.stdout)
-        self.assertIn("nvme.pressure ", self.ctl("config").stdout)
-        self.reload("nvme:\n  depth: 16\n")
-        self.assertRegex(self.ctl("config", "--changed").stdout, "nvme.depth +8 .*16 at the next start")
+        self.assertNotIn("nvme.on_write_stall", done.stdout)
+        self.assertIn("nvme.on_write_stall ", self.ctl("config").stdout)
+        self.reload("nvme:\n  queue_depth: 16\n")
+        self.assertRegex(self.ctl("config", "--changed").stdout, "nvme.queue_depth +8 .*16 at the next start")
         keys = json.loads(self.ctl("config", "--json").stdout)["keys"]
         self.assertEqual({key["key"]: key["value"] for key in keys}["socket"], self.daemon.socket)
 
     def test_the_environment_goes_over_the_file(self):
         daemon = Daemon(config="log:\n  level: warn\n", nvme=False,
-                        before=("env", "UCMD_LOG_LEVEL=debug", "UCMD_NVME_DEPTH=9", "UCMD_ARENA_SIZE=32MiB",
+                        before=("env", "UCMD_LOG_LEVEL=debug", "UCMD_NVME_QUEUE_DEPTH=9", "UCMD_ARENA_SIZE=32MiB",
                                 "UCMD_SERVICE_HOST=10.0.0.1"))
         self.addCleanup(daemon.stop)
         keys = {key["key"]: (key["value"], key["where"]) for key in Client(daemon).call("config.get")["keys"]}
         self.assertEqual(keys["log.level"], ("debug", "UCMD_LOG_LEVEL"))
-        self.assertEqual((keys["nvme.depth"], keys["arena.size"]), (("9", "UCMD_NVME_DEPTH"), ("16MiB", "--set")))
+        self.assertEqual((keys["nvme.queue_depth"], keys["arena.size"]), (("9", "UCMD_NVME_QUEUE_DEPTH"), ("16MiB", "--set")))
         daemon.configure("log:\n  level: error\n")
         self.assertEqual(Client(daemon).call("config.reload")["changes"], [])
         for variable, says in (("UCMD_ARENA_SISE=1GiB", "UCMD_ARENA_SISE: .* did you mean UCMD_ARENA_SIZE"),

@@ -77,7 +77,7 @@ class Restart(Life):
     @unittest.skipUnless(os.path.isdir("/dev/shm"), "needs /dev/shm")
     def test_in_persistent_dram(self):
         with tempfile.TemporaryDirectory(prefix="encoding.", dir="/dev/shm") as keep:
-            self.run_twice("stop", nvme=False, **{"arena.keep": keep})
+            self.run_twice("stop", nvme=False, **{"arena.persist_dir": keep})
 
     def test_with_another_encoding_configured(self):
         """An engine comes back with int8 where it had fp8: it finds the plain blocks, and none of fp8."""

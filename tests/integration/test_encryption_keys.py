@@ -329,7 +329,7 @@ class Keys(Encrypted):
     def test_a_tenant_that_gets_keys_keeps_what_it_has(self):
         self.start(tenants=[])
         plain = self.store(range(4))
-        migrating = {"plain": "true"}
+        migrating = {"read_plaintext": "true"}
         self.restart(more=migrating)
         encrypted = self.store(range(4, 8))
         self.forget_dram()
@@ -421,15 +421,15 @@ class Keys(Encrypted):
         self.assertIn("LimitMEMLOCK=infinity", unit)
 
     def test_kept_dram_is_refused_unless_it_is_allowed(self):
-        """What arena.keep keeps is in the clear."""
+        """What arena.persist_dir keeps is in the clear."""
         kept = os.path.join("/dev/shm", os.path.basename(self.directory))
         os.mkdir(kept)
         self.addCleanup(shutil.rmtree, kept)
-        with self.assertRaisesRegex(RuntimeError, "encryption.kept: true"):
-            self.start(**{"arena.keep": kept})
-        self.start(more={"kept": "true"}, **{"arena.keep": kept})
+        with self.assertRaisesRegex(RuntimeError, "encryption.allow_persistent_arena: true"):
+            self.start(**{"arena.persist_dir": kept})
+        self.start(more={"allow_persistent_arena": "true"}, **{"arena.persist_dir": kept})
         kv = self.store()
-        self.restart(more={"kept": "true"}, **{"arena.keep": kept})
+        self.restart(more={"allow_persistent_arena": "true"}, **{"arena.persist_dir": kept})
         self.loads(kv)
 
     def test_a_thief_plants_nothing_in_the_clear(self):
@@ -447,7 +447,7 @@ class Keys(Encrypted):
             with open(os.path.join(self.daemon.store, "ucmd.cache"), "wb") as file:
                 file.write(plain)
             os.unlink(os.path.join(self.daemon.store, "ucmd.index"))
-            self.start(more={"plain": allowed})
+            self.start(more={"read_plaintext": allowed})
             self.assertEqual(self.load(list(kv)), [status] * BLOCKS)
             self.assertEqual(f"plaintext-left-out parts={BLOCKS}" in self.daemon.log().rsplit("serving", 1)[1], allowed == "false")
             self.assertEqual(self.daemon.stop(), 0)

@@ -34,7 +34,7 @@ class Tenants(Case):
     @classmethod
     def setUpClass(cls):
         weights = ",".join(f"uid:{FIRST_UID + i} weight={weight(i)}" for i in range(cls.tenants))
-        cls.daemon = Daemon(**{"arena.size": "400MiB", "arena.slab": "8MiB", "nvme.size": "640MiB", "nvme.depth": "2", "device.cpu_threads": "1",
+        cls.daemon = Daemon(**{"arena.size": "400MiB", "arena.slab": "8MiB", "nvme.size": "640MiB", "nvme.queue_depth": "2", "device.cpu_threads": "1",
                                "tenant_settings": weights})
 
     def setUp(self):

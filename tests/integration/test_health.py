@@ -135,7 +135,7 @@ class Health(OwnDaemons, Case):
     def test_the_kept_arena_is_removed(self):
         kept = tempfile.mkdtemp(dir="/dev/shm")
         self.addCleanup(shutil.rmtree, kept, True)
-        client = self.start(**{"arena.keep": kept})
+        client = self.start(**{"arena.persist_dir": kept})
         self.comes(client, "ok")
         os.unlink(os.path.join(kept, "ucmd.arena"))
         self.comes(client, "degraded", kept, "lost when the daemon ends; restart ucmd")

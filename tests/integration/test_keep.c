@@ -1,4 +1,4 @@
-/* DRAM over a planned restart (arena.keep): after TERM everything is there again, with its bytes
+/* DRAM over a planned restart (arena.persist_dir): after TERM everything is there again, with its bytes
  * and without NVMe; after anything else nothing is, or what is has its bytes. */
 #include "tests/integration/harness.h"
 
@@ -45,7 +45,7 @@ static void open_keep(bool nvme)
 {
     snprintf(keep, sizeof(keep), "/dev/shm/ucm-keep-XXXXXX");
     cr_assert(mkdtemp(keep), "no /dev/shm?");
-    snprintf(keep_set, sizeof(keep_set), "arena.keep=%s", keep);
+    snprintf(keep_set, sizeof(keep_set), "arena.persist_dir=%s", keep);
     host = (struct host){.nvme = nvme, .sets = {keep_set, arena_size}};
     host_start(&host);
     worker_open(&w, &host, &options);

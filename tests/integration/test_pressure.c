@@ -14,8 +14,8 @@ static const struct worker_options options = {.layer_bytes = 128 << 10, .blocks 
 
 static void open_host(const char *pressure, const char *wait)
 {
-    host = (struct host){.nvme = true,
-                         .sets = {"arena.size=64MiB", "nvme.backlog=1MiB", pressure, wait}};
+    host = (struct host){
+        .nvme = true, .sets = {"arena.size=64MiB", "nvme.write_queue_size=1MiB", pressure, wait}};
     host_start(&host);
     worker_open(&w, &host, &options);
     arena_wait(w.client);
@@ -44,7 +44,7 @@ static void expect_accounted(uint64_t parts)
 
 Test(pressure, drop_answers_at_once_and_counts_what_is_not_written)
 {
-    open_host("nvme.pressure=drop", NULL);
+    open_host("nvme.on_write_stall=drop", NULL);
     for (unsigned i = 0; i < 6; i++)
         worker_store(&w, i * BLOCKS, BLOCKS);
     expect_accounted(6 * BLOCKS);
@@ -53,7 +53,7 @@ Test(pressure, drop_answers_at_once_and_counts_what_is_not_written)
 
 Test(pressure, slow_holds_answers_back)
 {
-    open_host("nvme.pressure=slow", "nvme.pressure_wait=20s");
+    open_host("nvme.on_write_stall=slow", "nvme.write_stall_max=20s");
     for (unsigned i = 0; i < 6; i++)
         worker_store(&w, i * BLOCKS, BLOCKS);
     cr_expect_gt(metric(w.client, "dumps_slowed"), 0u);
@@ -63,7 +63,7 @@ Test(pressure, slow_holds_answers_back)
 
 Test(pressure, slow_holds_an_answer_for_so_long_and_no_longer)
 {
-    open_host("nvme.pressure=slow", "nvme.pressure_wait=1ms");
+    open_host("nvme.on_write_stall=slow", "nvme.write_stall_max=1ms");
     for (unsigned i = 0; i < 6; i++)
         worker_store(&w, i * BLOCKS, BLOCKS);
     cr_expect_gt(metric(w.client, "nvme_write_dropped") + metric(w.client, "nvme_write_waits"), 0u,
@@ -77,7 +77,7 @@ Test(pressure, durable_dumps_tell_the_truth)
     static uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[6][BLOCKS];
     uint32_t blocks[BLOCKS], acknowledged = 0;
 
-    open_host("nvme.pressure=drop", NULL);
+    open_host("nvme.on_write_stall=drop", NULL);
     for (uint32_t i = 0; i < BLOCKS; i++)
         blocks[i] = i;
     for (unsigned round = 0; round < 6; round++) {

@@ -45,7 +45,7 @@ class Restart(OwnDaemons, Retrieval):
     @unittest.skipUnless(os.path.isdir("/dev/shm"), "needs /dev/shm")
     def test_summaries_that_sequences_hold_survive_in_dram(self):
         with tempfile.TemporaryDirectory(prefix="retrieval.", dir="/dev/shm") as keep:
-            self.run_twice("stop", nvme=False, **{"arena.keep": keep})
+            self.run_twice("stop", nvme=False, **{"arena.persist_dir": keep})
 
     def test_drain_with_sequences_selections_and_builds(self):
         daemon = self.daemon = Daemon(directory=self.directory)

@@ -180,8 +180,8 @@ class Service(unittest.TestCase):
         os.mkdir(directory)
         nvme = f"nvme:\n  size: 64MiB\n  segment: 4MiB\n  paths: [{directory}]\n"
         self.refused_alike("log:\n  level: info\nsocket_group: nosuchgroup\n", 3, "no group")
-        self.refused_alike("arena:\n  keep: /\n", 2, "not on a tmpfs")
-        self.refused_alike("arena:\n  keep: /nowhere\n", 2, "does not exist")
+        self.refused_alike("arena:\n  persist_dir: /\n", 2, "not on a tmpfs")
+        self.refused_alike("arena:\n  persist_dir: /nowhere\n", 2, "does not exist")
         self.refused_alike(nvme.replace("nvme]", "none]"), 4, "does not exist")
         self.refused_alike(nvme.replace("]", f", {directory}/]"), 4, "name each once")
         try:

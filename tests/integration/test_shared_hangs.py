@@ -28,7 +28,7 @@ class Hangs(OwnDaemons, Case):
 
     def start(self, **more):
         if self.kept:
-            more["arena.keep"] = self.kept
+            more["arena.persist_dir"] = self.kept
         daemon = Daemon(directory=self.directory, **{"shared.roots": self.root, "shared.deadline": "1s", "shared.threads": "2",
                                                "shutdown.drain": "600s"} | more)
         self.addCleanup(daemon.stop)

@@ -76,10 +76,10 @@ class RootsCase(SharedCase):
 
 class Policies(RootsCase):
     def spread(self, policy, roots, count=24):
-        one, names = self.over(roots, **{"shared.spread": policy}), list(range(count))
+        one, names = self.over(roots, **{"shared.placement": policy}), list(range(count))
         bytes_of = self.dumped(one, names)
         self.written(one, names)
-        other = self.over(roots, **{"shared.spread": policy})
+        other = self.over(roots, **{"shared.placement": policy})
         self.assertEqual(other.look(*names)["hits"], count)
         self.assertEqual(self.good(other, bytes_of), names)
         return [len(block_files(root)) for root in self.roots]
@@ -96,7 +96,7 @@ class Policies(RootsCase):
 class Missing(RootsCase):
     def test_missing_at_the_start_shows_at_once_and_comes_by_itself(self):
         os.rmdir(self.roots[0])
-        one = self.over(self.roots[:2], **{"shared.spread": "tiered"})
+        one = self.over(self.roots[:2], **{"shared.placement": "tiered"})
         self.until(lambda: self.health(one) == "down", "its health")
         self.until(lambda: "does not exist" in one.root()["reason"], "why")
         self.assertEqual(one.client.call("health")["status"], "degraded")
@@ -143,12 +143,12 @@ class Missing(RootsCase):
         self.until(lambda: self.good(other, bytes_of) == [0, 1, 2, 3], "the end of shared.negative")
 
     def test_of_two_the_other_one_goes_on(self):
-        one = self.over(self.roots[:2], **{"shared.spread": "hashed"})
+        one = self.over(self.roots[:2], **{"shared.placement": "hashed"})
         bytes_of = self.dumped(one, range(48))
         self.written(one, range(48))
         left = len(block_files(self.roots[1]))
         os.rename(self.roots[0], self.roots[0] + ".away")
-        other = self.over(self.roots[:2], **{"shared.spread": "hashed"})
+        other = self.over(self.roots[:2], **{"shared.placement": "hashed"})
         for name in range(48):
             other.look(name)
         self.assertEqual(self.health(other), "down")
@@ -158,7 +158,7 @@ class Missing(RootsCase):
         self.assertEqual(len(block_files(self.roots[1])), left + 2)
 
     def test_a_purge_says_what_it_did_not_reach(self):
-        one = self.over(self.roots[:2], **{"shared.spread": "hashed"})
+        one = self.over(self.roots[:2], **{"shared.placement": "hashed"})
         self.dumped(one, range(48))
         self.written(one, range(48))
         first = len(block_files(self.roots[0]))
@@ -318,7 +318,7 @@ class Room(RootsCase):
         self.assertEqual(other.client.call("shared.gc"), {"roots": 0})
 
     def test_capacity_is_kept_and_the_oldest_go(self):
-        one = self.over([self.roots[0] + " capacity=256KiB"], **{"shared.collect": "1s"})
+        one = self.over([self.roots[0] + " capacity=256KiB"], **{"shared.gc_interval": "1s"})
         bytes_of = self.dumped(one, range(20))
         self.written(one, range(20))
         for name in range(20):  # 0 is the oldest

@@ -189,7 +189,7 @@ class Growing(unittest.TestCase):
 class DroppedWrites(unittest.TestCase):
     def test_health_says_that_the_disk_is_too_slow(self):
         """One write at a time, alongside a DRAM that turns over."""
-        daemon = Daemon(**{"arena.size": "16MiB", "nvme.backlog": "1MiB", "nvme.depth": "1", "nvme.threads": "1", "nvme.io": "threads",
+        daemon = Daemon(**{"arena.size": "16MiB", "nvme.write_queue_size": "1MiB", "nvme.queue_depth": "1", "nvme.threads": "1", "nvme.io": "threads",
                            "nvme.admission": "all"})
         self.addCleanup(daemon.stop)
         self.assertEqual(daemon.ctl("health").returncode, 0)

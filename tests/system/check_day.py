@@ -23,7 +23,7 @@ nvme:
   size: 64MiB
   segment: 4MiB
 shared:
-  spread: hashed
+  placement: hashed
   roots: ["{NFS}", /mnt/kv]
 """
 SCRAPE = """

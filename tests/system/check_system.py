@@ -128,7 +128,7 @@ class Roots(Case):
     def test_a_directory_and_an_nfs_server_take_writes(self):
         self.directory("/disk/kv")
         self.nfs_server()
-        self.start(SMALL + f"shared:\n  spread: hashed\n{PATIENT}  roots: [/disk/kv, \"{NFS}\"]\n")
+        self.start(SMALL + f"shared:\n  placement: hashed\n{PATIENT}  roots: [/disk/kv, \"{NFS}\"]\n")
         self.until_health("ok")
         self.dump(count=64)
         self.m.wait_until(lambda: int(self.files("/disk/kv")) + int(self.files("/disk/export")) == 64,
@@ -167,7 +167,7 @@ class Roots(Case):
     def test_a_configuration_that_the_unit_does_not_fit_is_said(self):
         self.directory("/disk/kv")
         self.start(SMALL)
-        self.m.write("/etc/ucmd/ucmd.yaml", SMALL + f"shared:\n  spread: hashed\n  roots: [/disk/kv, \"{NFS}\"]\n")
+        self.m.write("/etc/ucmd/ucmd.yaml", SMALL + f"shared:\n  placement: hashed\n  roots: [/disk/kv, \"{NFS}\"]\n")
         warned = self.m.run("systemctl", "restart", "ucmd").stderr
         self.assertIn("Run 'systemctl daemon-reload'", warned)
         journal = self.m.journal()
@@ -193,7 +193,7 @@ class Roots(Case):
     def test_directories_below_home_and_tmp(self):
         for directory in ("/home/kv", "/var/tmp/kv"):
             self.directory(directory)
-        self.start(SMALL + "shared:\n  spread: hashed\n  roots: [/home/kv, /var/tmp/kv]\n")
+        self.start(SMALL + "shared:\n  placement: hashed\n  roots: [/home/kv, /var/tmp/kv]\n")
         self.until_health("ok")
         self.dump(count=64)
         self.until_files("/home/kv", 8)
@@ -334,7 +334,7 @@ class Service(Case):
 
     def test_a_shared_tier_says_after_a_restart_what_it_holds(self):
         self.directory("/disk/kv")
-        self.start(SMALL + "shared:\n  roots: [/disk/kv]\n  collect: 10s\n")
+        self.start(SMALL + "shared:\n  roots: [/disk/kv]\n  gc_interval: 10s\n")
         self.dump()
         self.until_files("/disk/kv", 16)
 

@@ -40,7 +40,7 @@ class Generator:
         nvme = self.chance(0.5)
         if nvme:
             options.update({"nvme.size": some("8MiB", "32MiB"), "nvme.segment": "1MiB", "nvme.io": some("auto", "auto", "threads"),
-                            "nvme.admission": some("all", "learned"), "nvme.pressure": some("drop", "slow")})
+                            "nvme.admission": some("all", "learned"), "nvme.on_write_stall": some("drop", "slow")})
         return {"set": options, "nvme": nvme, "shared": self.chance(0.3), "keep": self.chance(0.2), "encrypted": nvme and self.chance(0.4)}
 
     def family(self, number):

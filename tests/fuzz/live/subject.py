@@ -53,7 +53,7 @@ class Daemon:
         if self.options["shared"]:
             options["shared.roots"] = os.path.join(self.directory, "shared")
         if self.options["keep"]:
-            options["arena.keep"] = self.keep
+            options["arena.persist_dir"] = self.keep
         config = os.path.join(self.directory, "ucmd.yaml")
         with open(config, "w", encoding="ascii") as file:
             if self.options["encrypted"]:

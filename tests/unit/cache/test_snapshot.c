@@ -446,7 +446,7 @@ static void refused(const char *setting, const char *says)
 
 Test(kept, only_memory_is_a_place_for_it)
 {
-    refused("arena.keep=/nowhere/at/all", "does not exist");
-    refused("arena.keep=/usr", "is not on a tmpfs or hugetlbfs");
-    refused("arena.keep=/dev/shm", NULL);
+    refused("arena.persist_dir=/nowhere/at/all", "does not exist");
+    refused("arena.persist_dir=/usr", "is not on a tmpfs or hugetlbfs");
+    refused("arena.persist_dir=/dev/shm", NULL);
 }

@@ -194,10 +194,10 @@ Test(config, durations)
 
 Test(config, other_kinds)
 {
-    set("nvme.depth=4096");
-    cr_assert_eq(c.nvme_depth, 4096);
-    set_refused("nvme.depth=4097", "from 1 to 4096");
-    set_refused("nvme.depth=0x10", "whole number");
+    set("nvme.queue_depth=4096");
+    cr_assert_eq(c.nvme_queue_depth, 4096);
+    set_refused("nvme.queue_depth=4097", "from 1 to 4096");
+    set_refused("nvme.queue_depth=0x10", "whole number");
     set("socket_mode=0600");
     cr_assert_eq(c.socket_mode, 0600);
     set_refused("socket_mode=660", "leading 0");
@@ -357,7 +357,7 @@ Test(config, the_line_of_an_open_quote_or_bracket_and_after_a_byte_order_mark)
 Test(config, a_key_of_earlier_versions_is_unknown)
 {
     refused("shared:\n  low: 80\n", 2, "unknown key");
-    refused("shared:\n  spread: round-robin\n", 2, "write one of tiered, hashed");
+    refused("shared:\n  placement: round-robin\n", 2, "write one of tiered, hashed");
 }
 
 Test(config, what_is_not_yaml_or_too_much_of_it)
@@ -454,13 +454,13 @@ Test(config, reload_names_every_key_that_needs_a_restart)
 {
     cr_assert_eq(config_set(&fresh, "arena.size=8GiB", &e), 0);
     cr_assert_eq(config_set(&fresh, "nvme.paths=/a", &e), 0);
-    cr_assert_eq(config_set(&fresh, "arena.keep=/dev/shm/ucmd", &e), 0);
+    cr_assert_eq(config_set(&fresh, "arena.persist_dir=/dev/shm/ucmd", &e), 0);
     cr_assert_eq(config_set(&fresh, "log.level=error", &e), 0);
     config_reload(&c, &fresh, &changes);
     cr_assert_eq(changes.n, 4);
     assert_change("arena.size", true, "4GiB", "8GiB");
     assert_change("nvme.paths", true, "[]", "[/a]");
-    assert_change("arena.keep", true, "", "/dev/shm/ucmd");
+    assert_change("arena.persist_dir", true, "", "/dev/shm/ucmd");
     assert_change("log.level", false, "info", "error");
     cr_assert_eq(c.log_level, LOG_ERROR);
     cr_assert_eq(c.arena_size, 4ull << 30);

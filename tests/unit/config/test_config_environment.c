@@ -99,7 +99,7 @@ Test(config_environment, entries_say_where_each_value_came_from)
 
     cr_assert_eq(read_text("log:\n  level: warn\n"), 0);
     cr_assert_eq(environment("UCMD_ARENA_SIZE=2GiB", NULL), 0);
-    set("nvme.depth=8");
+    set("nvme.queue_depth=8");
     config_init(&next);
     cr_assert_eq(config_set(&next, "arena.size=3GiB", &e), 0);
     config_entries(&c, &next, &entries);
@@ -110,7 +110,7 @@ Test(config_environment, entries_say_where_each_value_came_from)
     cr_assert_str_eq(entry_of("arena.size")->where, "UCMD_ARENA_SIZE");
     cr_assert_str_eq(entry_of("arena.size")->next, "3GiB");
     cr_assert_str_eq(entry_of("arena.size")->initial, "4GiB");
-    cr_assert_str_eq(entry_of("nvme.depth")->where, "--set");
+    cr_assert_str_eq(entry_of("nvme.queue_depth")->where, "--set");
     cr_assert_eq(entry_of("nvme.size")->from, CONFIG_FROM_DEFAULT);
     cr_assert(!entry_of("nvme.size")->changed && !entry_of("nvme.size")->waits);
     for (uint32_t i = 0; i < entries.n; i++)

@@ -34,7 +34,7 @@ Test(config_unit, the_defaults_open_nothing)
 {
     cr_assert_str_eq(unit(), "[Service]\n");
     set("nvme.paths=/var/lib/ucmd/nvme0");
-    set("arena.keep=/dev/shm/ucmd");
+    set("arena.persist_dir=/dev/shm/ucmd");
     cr_assert_str_eq(unit(), "[Service]\n", "the unit has these already");
 }
 

@@ -37,7 +37,7 @@ static size_t slots_bytes;
 static char directory[64];
 static unsigned failures;
 /* Set before daemon_begin. bus_byte_ns: what a byte over the bus costs, by the calibration; 0: as ever. */
-static unsigned beside_percent = 85;
+static unsigned busy_max_percent = 85;
 static double bus_byte_ns;
 static const struct numa *numa; /* set before daemon_begin: where GPUs hang */
 
@@ -88,7 +88,7 @@ static inline void daemon_begin(enum copy_strategy strategy, size_t bytes)
     struct device_config config = {.cpu_threads = 1,
                                    .cuda = CONFIG_CUDA_REQUIRED,
                                    .strategy = strategy,
-                                   .beside_percent = beside_percent,
+                                   .busy_max_percent = busy_max_percent,
                                    .calibration = directory,
                                    .numa = numa,
                                    .failed_cb = failed_cb,

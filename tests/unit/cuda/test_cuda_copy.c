@@ -317,7 +317,7 @@ Test(cuda_copy, who_is_in_a_hurry_waits_for_no_shared_tier)
     struct test_job *jobs[] = {&urgent, &awaited};
 
     bus_byte_ns = 10;
-    beside_percent = 1;
+    busy_max_percent = 1;
     daemon_begin(COPY_DMA, 40 * MIB);
     worker_begin(&a, getpid(), 1, 600 * 1024, 0);
     for (unsigned k = 0; k < 2; k++) {
@@ -334,7 +334,7 @@ Test(cuda_copy, who_is_in_a_hurry_waits_for_no_shared_tier)
 
 Test(cuda_copy, loads_first_if_the_site_wants_that)
 {
-    beside_percent = 100;
+    busy_max_percent = 100;
     daemon_begin(COPY_DMA, 40 * MIB);
     fake_cuda_delay(2000);
     worker_begin(&a, getpid(), 1, 600 * 1024, 0);

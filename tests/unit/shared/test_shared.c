@@ -20,11 +20,11 @@ static void told_cb(struct shared_io *io, int status)
     p->status = status;
 }
 
-static void open_roots(uint32_t roots, enum config_spread spread)
+static void open_roots(uint32_t roots, enum config_placement placement)
 {
     struct shared_settings s = settings_of(roots);
 
-    s.spread = spread;
+    s.placement = placement;
     open_with(s);
 }
 
@@ -66,7 +66,7 @@ Test(shared, a_read_asks_the_other_roots_when_the_hint_is_wrong)
 {
     struct part p;
 
-    open_roots(3, CONFIG_SPREAD_TIERED);
+    open_roots(3, CONFIG_PLACEMENT_TIERED);
     rig_put(&rig.servers[2], 9);
     cr_assert_eq(load(&p, 9, 1), 0);
     cr_assert_eq(p.io.root, 3);
@@ -80,7 +80,7 @@ Test(shared, a_hung_root_leaves_time_for_those_after_it)
     struct part p;
     uint64_t from;
 
-    open_roots(3, CONFIG_SPREAD_TIERED);
+    open_roots(3, CONFIG_PLACEMENT_TIERED);
     rig_put(&rig.servers[2], 3);
     rig.servers[0].hangs = rig.servers[1].hangs = true;
     from = uv_now(&rig.loop);
@@ -113,7 +113,7 @@ Test(shared, tiered_writes_to_the_first_that_takes_it)
 {
     struct part p;
 
-    open_roots(2, CONFIG_SPREAD_TIERED);
+    open_roots(2, CONFIG_PLACEMENT_TIERED);
     cr_assert_eq(move(&p, true, 1, 0), 0);
     cr_assert_eq(p.io.root, 1);
     rig.servers[0].fails[SHARED_WRITE] = -ENOSPC;
@@ -127,7 +127,7 @@ static void hashed_places(const char *const *targets, uint32_t n, const char *pl
 {
     struct shared_settings s = settings_of(n);
 
-    s.spread = CONFIG_SPREAD_HASHED;
+    s.placement = CONFIG_PLACEMENT_HASHED;
     for (uint32_t i = 0; i < n; i++)
         s.roots[i].target = targets[i];
     open_with(s);
@@ -166,7 +166,7 @@ Test(shared, what_was_read_is_touched_when_its_time_is_old)
 {
     struct part p;
 
-    open_roots(1, CONFIG_SPREAD_TIERED);
+    open_roots(1, CONFIG_PLACEMENT_TIERED);
     rig_put(&rig.servers[0], 1);
     rig_put(&rig.servers[0], 2);
     rig.servers[0].files[2].mtime_ns -= 7200ull * 1000000000u;
@@ -186,7 +186,7 @@ Test(shared, touches_leave_room_for_others)
     static struct part parts[PARTS];
     uint32_t most = 0;
 
-    open_roots(1, CONFIG_SPREAD_TIERED);
+    open_roots(1, CONFIG_PLACEMENT_TIERED);
     rig.servers[0].latency_ms = 1;
     for (uint32_t i = 0; i < PARTS; i++) {
         rig_put(&rig.servers[0], i);
@@ -209,7 +209,7 @@ Test(shared, nobody_is_asked_when_all_are_down)
     struct part p;
     struct shared_root_stats stats;
 
-    open_roots(1, CONFIG_SPREAD_TIERED);
+    open_roots(1, CONFIG_PLACEMENT_TIERED);
     rig.servers[0].fails[SHARED_READ] = rig.servers[0].fails[SHARED_CHECK] = -EIO;
     for (int i = 0; i < 5; i++)
         cr_assert_eq(move(&p, false, 1, 1), -EIO);
@@ -226,7 +226,7 @@ Test(shared, stopped_it_reads_and_writes_no_more)
 {
     struct part p;
 
-    open_roots(1, CONFIG_SPREAD_TIERED);
+    open_roots(1, CONFIG_PLACEMENT_TIERED);
     rig_put(&rig.servers[0], 1);
     shared_stop(shared);
     cr_assert_eq(submit(&p, true, 2, 0), -EROFS);
@@ -242,7 +242,7 @@ Test(shared, at_random)
     uint64_t x = 88172645463325252ull;
     unsigned good = 0;
 
-    open_roots(3, CONFIG_SPREAD_TIERED);
+    open_roots(3, CONFIG_PLACEMENT_TIERED);
     for (int round = 0; round < 12; round++) {
         for (int i = 0; i < PARTS; i++)
             parts[i].reported = true;

@@ -172,10 +172,10 @@ static inline void rig_init(unsigned files, uint64_t size, uint64_t segment, enu
     rig.config.nvme_paths = (struct config_list){.item = rig.items, .n = files};
     rig.config.nvme_size = size;
     rig.config.nvme_segment = segment;
-    rig.config.nvme_depth = 16;
+    rig.config.nvme_queue_depth = 16;
     rig.config.nvme_io = io;
     rig.config.nvme_threads = 4;
-    rig.config.nvme_backlog = 1024 * MIB;
+    rig.config.nvme_write_queue_size = 1024 * MIB;
 }
 
 static inline int rig_try_open(void)

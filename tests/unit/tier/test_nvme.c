@@ -22,7 +22,7 @@ static void round_trip(enum config_io io)
     unsigned n = 300;
 
     rig_init(1, 1 * MIB + 64 * 4 * MIB, 4 * MIB, io);
-    rig.config.nvme_depth = 4; /* the queue is much deeper than that */
+    rig.config.nvme_queue_depth = 4; /* the queue is much deeper than that */
     rig_open();
     rig_memory(n, 10 * 32768);
     for (unsigned i = 0; i < n; i++)
@@ -254,7 +254,7 @@ Test(nvme, a_read_under_way_keeps_its_segment)
 Test(nvme, bounds_are_kept)
 {
     rig_init(1, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
-    rig.config.nvme_backlog = 300000;
+    rig.config.nvme_write_queue_size = 300000;
     rig_open();
     rig_memory(10, 2 * MIB);
     cr_assert_eq(part_write(0, 2 * MIB), -EFBIG);
@@ -275,7 +275,7 @@ Test(nvme, bounds_are_kept)
 Test(nvme, urgent_reads_go_first)
 {
     rig_init(1, 33 * MIB, 4 * MIB, CONFIG_IO_AUTO);
-    rig.config.nvme_depth = 1;
+    rig.config.nvme_queue_depth = 1;
     rig_open();
     rig_memory(40, 16384);
     cr_assert_eq(rig_write(0, 40, 16384), 40);
@@ -314,7 +314,7 @@ Test(nvme, tenants_share_a_disk_by_their_weights)
     unsigned last = 0, had;
 
     rig_init(1, 129 * MIB, 4 * MIB, CONFIG_IO_AUTO);
-    rig.config.nvme_depth = 1;
+    rig.config.nvme_queue_depth = 1;
     rig_open();
     rig_memory(2 * half, 16384);
     cr_assert_eq(rig_write(0, 2 * half, 16384), 2 * half);

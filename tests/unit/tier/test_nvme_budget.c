@@ -142,7 +142,7 @@ static void read_first(bool small)
 Test(nvme_budget, a_disk_that_a_small_request_reads_has_few_writes)
 {
     rig_init(1, 129 * MIB, 4 * MIB, CONFIG_IO_URING);
-    rig.config.nvme_depth = 128;
+    rig.config.nvme_queue_depth = 128;
     rig_open();
     rig_memory(1 + BEGUN + NARROW_WRITES + BEGUN, 8192);
     open_segment();
@@ -162,7 +162,7 @@ Test(nvme_budget, and_small_ones)
 
     for (unsigned k = 0; k < 2; k++) {
         rig_init(1, 65 * MIB, 16 * MIB, CONFIG_IO_URING);
-        rig.config.nvme_depth = 128;
+        rig.config.nvme_queue_depth = 128;
         rig_open();
         rig_memory(17, MIB);
         cr_assert_eq(rig_write(0, 1, sizes[k]), 1u);
@@ -177,7 +177,7 @@ Test(nvme_budget, and_small_ones)
 Test(nvme_budget, large_requests_do_not_hold_up_writes)
 {
     rig_init(1, 33 * MIB, 4 * MIB, CONFIG_IO_URING);
-    rig.config.nvme_depth = 128;
+    rig.config.nvme_queue_depth = 128;
     rig_open();
     rig_memory(1 + 2 * BEGUN, 8192);
     open_segment();

@@ -77,7 +77,7 @@ Test(nvme_layers, many_at_once)
     unsigned n = 100;
 
     rig_init(2, 33 * MIB, 1 * MIB, CONFIG_IO_AUTO);
-    rig.config.nvme_depth = 3;
+    rig.config.nvme_queue_depth = 3;
     rig_open();
     rig_memory(n, 4 * 65536 + 3 * NVME_PAGE);
     for (unsigned i = 0; i < n; i++) {

@@ -226,7 +226,7 @@ Test(nvme_move, what_is_forgotten_meanwhile_stays_forgotten)
 Test(nvme_move, what_moves_is_not_in_the_backlog)
 {
     prepare_moving(1, 9 * MIB, 50);
-    rig.config.nvme_backlog = PART;
+    rig.config.nvme_write_queue_size = PART;
     rig_open();
     rig_memory(400, PART);
     for (unsigned i = 0; i < FULL; i++) {
