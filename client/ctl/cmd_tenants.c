@@ -61,7 +61,7 @@ static void bytes_cell(struct table *t, cJSON *tenant, const char *field)
     table_cell(t, "%s", human_bytes(human, number_of(tenant, field)));
 }
 
-/* "64 GiB to 200 GiB": guaranteed, and at most. */
+/* "64 GiB to 200 GiB": min and max. */
 static void bounds_cell(struct table *t, cJSON *tenant, const char *guaranteed, const char *most)
 {
     uint64_t least = number_of(tenant, guaranteed), bound = number_of(tenant, most);
@@ -100,11 +100,11 @@ static int tenants_print(cJSON **all, uint32_t n)
         table_cell(&t, "%llu", (unsigned long long)number_of(all[i], "namespaces"));
         table_cell(&t, "%llu", (unsigned long long)number_of(all[i], "blocks"));
         bytes_cell(&t, all[i], "dram_bytes");
-        bounds_cell(&t, all[i], "given_dram_guaranteed", "given_dram_most");
+        bounds_cell(&t, all[i], "given_dram_min", "given_dram_max");
         bytes_cell(&t, all[i], "nvme_bytes");
-        bounds_cell(&t, all[i], "given_nvme_guaranteed", "given_nvme_most");
+        bounds_cell(&t, all[i], "given_nvme_min", "given_nvme_max");
         bytes_cell(&t, all[i], "shared_bytes");
-        bounds_cell(&t, all[i], "given_shared_guaranteed", "given_shared_most");
+        bounds_cell(&t, all[i], "given_shared_min", "given_shared_max");
         table_cell(&t, "%llu", (unsigned long long)number_of(all[i], "given_weight"));
         obtained_cell(&t, all[i], "bus_contended_bytes", "bus_due_bytes");
         obtained_cell(&t, all[i], "nvme_contended_bytes", "nvme_due_bytes");

@@ -78,8 +78,8 @@ static const struct program_command commands[] = {
      "the daemon, until reset. NAME is one of tenants, uid:N, or '*' for every tenant whose own\n"
      "settings do not name the key. 'ucmctl tenants' shows what each has. For operators.\n\n"
      "Examples:\n"
-     "  ucmctl tenant set team-a dram.guaranteed=64GiB weight=300\n"
-     "  ucmctl tenant set '*' dram.most=200GiB\n"
+     "  ucmctl tenant set team-a dram.min=64GiB weight=300\n"
+     "  ucmctl tenant set '*' dram.max=200GiB\n"
      "  ucmctl tenant reset team-a\n",
      NULL, 0, 2, MAX_SETTINGS_WORDS, cmd_tenant},
     {"reload", "", "Read the daemon's configuration again, and say what changed",

@@ -129,12 +129,12 @@ static void given_read(const struct tenant *t)
 
     if (!m || strcmp(m->name, t->name) != 0)
         return;
-    m->dram_guaranteed_bytes = s->dram_guaranteed;
-    m->dram_most_bytes = s->dram_most;
-    m->nvme_guaranteed_bytes = s->nvme_guaranteed;
-    m->nvme_most_bytes = s->nvme_most;
-    m->shared_guaranteed_bytes = s->shared_guaranteed;
-    m->shared_most_bytes = s->shared_most;
+    m->dram_min_bytes = s->dram_min;
+    m->dram_max_bytes = s->dram_max;
+    m->nvme_min_bytes = s->nvme_min;
+    m->nvme_max_bytes = s->nvme_max;
+    m->shared_min_bytes = s->shared_min;
+    m->shared_max_bytes = s->shared_max;
 }
 
 /* Sums of the namespaces that there are now. */

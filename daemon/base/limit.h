@@ -39,7 +39,7 @@
     X(MEMORY, "bytes of requests, leases and sequences", "limits.frame_memory", "memory")          \
     X(SEQUENCES, "bytes of sequences", "half of limits.frame_memory", NULL)                        \
     X(SUMMARIES, "bytes of block summaries that sequences keep", "a quarter of arena.size",        \
-      "dram.most")                                                                                 \
+      "dram.max")                                                                                  \
     X(LEASED, "keys under leases and in sequences", "nothing", "leased")                           \
     X(LOOKUP_TABLES, "lookup tables", "a quarter of the daemon's limit of open files, or 1024,",   \
       NULL)                                                                                        \

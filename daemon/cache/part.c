@@ -332,7 +332,7 @@ static void slots_count(struct cache *c, struct ns *ns, uint64_t more_bytes)
     t->dram_bytes += more_bytes;
     if (ns->slot_bytes > t->block_max_bytes)
         t->block_max_bytes = ns->slot_bytes;
-    if (t->group || t->settings.dram_guaranteed > 0 || t->settings.dram_most > 0)
+    if (t->group || t->settings.dram_min > 0 || t->settings.dram_max > 0)
         cache_quota_update(c, t);
 }
 

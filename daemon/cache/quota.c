@@ -18,7 +18,7 @@
  * the guarantee: a tenant with huge blocks keeps twice its guarantee, not all of DRAM. */
 static bool may_lose(const struct tenant *t)
 {
-    uint64_t guaranteed = t->settings.dram_guaranteed,
+    uint64_t guaranteed = t->settings.dram_min,
              block = t->block_max_bytes < guaranteed ? t->block_max_bytes : guaranteed;
 
     return guaranteed == 0 || t->dram_bytes >= guaranteed + block;
@@ -28,8 +28,8 @@ void cache_quota_update(struct cache *c, struct tenant *t)
 {
     bool open;
 
-    c->quotas.guaranteed = c->quotas.guaranteed || t->settings.dram_guaranteed > 0;
-    if (!t->group && (t->settings.dram_guaranteed > 0 || t->settings.dram_most > 0)) {
+    c->quotas.guaranteed = c->quotas.guaranteed || t->settings.dram_min > 0;
+    if (!t->group && (t->settings.dram_min > 0 || t->settings.dram_max > 0)) {
         t->group = calloc(1, sizeof(*t->group));
         if (!t->group) {
             log_warn("cache", "quota-skipped", "tenant=%s reason=\"no memory\"", t->name);
@@ -59,8 +59,7 @@ bool cache_quota_keeps(const struct tenant *t)
 
 bool cache_quota_keeps_below(const struct tenant *t)
 {
-    return t->settings.nvme_guaranteed > 0 &&
-           t->nvme_bytes < t->settings.nvme_guaranteed + t->block_max_bytes;
+    return t->settings.nvme_min > 0 && t->nvme_bytes < t->settings.nvme_min + t->block_max_bytes;
 }
 
 uint32_t cache_quota_groups(struct cache *c, struct policy_group *out[QUOTA_GROUPS])
@@ -96,7 +95,7 @@ void cache_tenants_changed(struct cache *c)
     for (struct tenant *t = tenant_next(tenants, NULL); t; t = tenant_next(tenants, t)) {
         cache_quota_update(c, t);
         /* For a tenant with only a guarantee, searches move the blocks that they meet, in order. */
-        if (t->group && t->settings.dram_most > 0 && !t->group->whole) {
+        if (t->group && t->settings.dram_max > 0 && !t->group->whole) {
             t->group->whole = true;
             c->quotas.place = 0;
             c->quotas.cursor = 0;
@@ -113,7 +112,7 @@ static struct ns *regroup_ns(struct cache *c)
     for (; c->quotas.place < index_ns_places(c->config.index); c->quotas.place++) {
         struct ns *ns = index_ns_at(c->config.index, c->quotas.place);
 
-        if (ns && ns->tenant->group && ns->tenant->settings.dram_most > 0 && ns->dram_bytes > 0)
+        if (ns && ns->tenant->group && ns->tenant->settings.dram_max > 0 && ns->dram_bytes > 0)
             return ns;
         c->quotas.cursor = 0;
     }

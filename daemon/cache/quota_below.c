@@ -52,7 +52,7 @@ static void give_up(struct cache *c, block_ref ref)
     for (uint32_t i = 0; i < ns->identity.parts; i++)
         if (b->part[i].nvme == PART_NVME_READY) {
             cache_nvme_lost(c, ref, i, true);
-            c->config.metrics->nvme_most_dropped++;
+            c->config.metrics->nvme_max_dropped++;
         }
     if (!block_complete(b, ns) && b->dram_parts == 0)
         cache_discard(c, ref);
@@ -62,14 +62,14 @@ static void give_up(struct cache *c, block_ref ref)
 
 static bool passes(const struct tenant *t, uint64_t more_bytes)
 {
-    uint64_t most = t->settings.nvme_most;
+    uint64_t most = t->settings.nvme_max;
 
     return most > 0 && t->nvme_bytes + t->nvme_writing_bytes + more_bytes > most;
 }
 
 int cache_quota_below(struct cache *c, struct tenant *t, uint64_t bytes, bool durable)
 {
-    if (passes(t, bytes) && bytes > t->settings.nvme_most)
+    if (passes(t, bytes) && bytes > t->settings.nvme_max)
         return -EDQUOT;
     while (passes(t, bytes)) {
         block_ref ref = victim(c, t, false);

@@ -430,7 +430,7 @@ static int most_keep(const struct space_search *of)
     s.any_size = true;
     s.may.spare = false;
     s.node = NUMA_NONE;
-    while (t->dram_bytes + s.slot_bytes > t->settings.dram_most) {
+    while (t->dram_bytes + s.slot_bytes > t->settings.dram_max) {
         block_ref victim = s.cache->space.searching ? 0 : victim_find(&s);
 
         if (victim == 0 && s.looks <= 0)
@@ -483,7 +483,7 @@ static int slot_search(struct space_search *s, uint64_t bytes, uint64_t owner, s
 int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool keep, slot_ref *out)
 {
     struct tenant *t = owner ? cache_ns(c, owner_block(owner))->tenant : NULL;
-    struct policy_group *only = t && t->settings.dram_most > 0 ? t->group : NULL;
+    struct policy_group *only = t && t->settings.dram_max > 0 ? t->group : NULL;
     slot_ref slot = only ? 0 : arena_alloc(c->arena, bytes, owner, node);
     int rc = 0;
 

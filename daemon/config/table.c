@@ -206,8 +206,8 @@ const struct config_key config_keys[] = {
          "What tenants are given: a list of \"NAME KEY=VALUE KEY=VALUE\". NAME is one of "
          "tenants, or uid:N, or * for every tenant whose own entry does not set the key. The "
          "keys are weight (its part of a busy device, against the weights of others), "
-         "namespaces (instead of limits.namespaces_per_tenant), and the sizes dram.guaranteed, "
-         "dram.most, nvme.guaranteed, nvme.most, shared.guaranteed and shared.most. Others "
+         "namespaces (instead of limits.namespaces_per_tenant), and the sizes dram.min, "
+         "dram.max, nvme.min, nvme.max, shared.min and shared.max. Others "
          "cannot evict what is guaranteed. A tenant gets at most the value of most; 0 is no bound. "
          "Guarantees on NVMe are at most half of it. Garbage collection keeps both sizes on "
          "each shared root. docs/configuration.md lists all settings."},

@@ -161,30 +161,29 @@ static int most_check(const char *tier, uint64_t guaranteed, uint64_t most,
 
     if (most == 0 || guaranteed <= most)
         return 0;
-    return refuse(why, "%s.guaranteed (%s) is more than %s.most (%s); lower it, or raise %s.most",
-                  tier, units_size_text(text, guaranteed), tier, units_size_text(bound, most),
-                  tier);
+    return refuse(why, "%s.min (%s) is more than %s.max (%s); lower it, or raise %s.max", tier,
+                  units_size_text(text, guaranteed), tier, units_size_text(bound, most), tier);
 }
 
 int tenant_settings_check(const struct tenant_settings *s, char why[TENANT_WHY_BYTES])
 {
-    int rc = most_check("dram", s->dram_guaranteed, s->dram_most, why);
+    int rc = most_check("dram", s->dram_min, s->dram_max, why);
 
     if (rc == 0)
-        rc = most_check("nvme", s->nvme_guaranteed, s->nvme_most, why);
-    return rc != 0 ? rc : most_check("shared", s->shared_guaranteed, s->shared_most, why);
+        rc = most_check("nvme", s->nvme_min, s->nvme_max, why);
+    return rc != 0 ? rc : most_check("shared", s->shared_min, s->shared_max, why);
 }
 
 bool tenant_gives_guarantee(const struct tenant_settings *s)
 {
-    return s->dram_guaranteed > 0 || s->nvme_guaranteed > 0 || s->shared_guaranteed > 0;
+    return s->dram_min > 0 || s->nvme_min > 0 || s->shared_min > 0;
 }
 
 void tenant_guarantees_add(struct tenant_settings *sum, const struct tenant_settings *s)
 {
-    sum->dram_guaranteed += s->dram_guaranteed;
-    sum->nvme_guaranteed += s->nvme_guaranteed;
-    sum->shared_guaranteed += s->shared_guaranteed;
+    sum->dram_min += s->dram_min;
+    sum->nvme_min += s->nvme_min;
+    sum->shared_min += s->shared_min;
 }
 
 static int sum_check(const char *key, uint64_t sum, const char *of, uint64_t size,
@@ -218,16 +217,16 @@ int tenant_guarantees_check(const struct config *c, const struct tenant_settings
                             char why[TENANT_WHY_BYTES])
 {
     uint64_t half = c->nvme_paths.n * c->nvme_size / 2;
-    int rc = sum_check("dram.guaranteed", sum->dram_guaranteed, "arena.size", c->arena_size, why);
+    int rc = sum_check("dram.min", sum->dram_min, "arena.size", c->arena_size, why);
 
-    if (rc == 0 && sum->nvme_guaranteed > 0 && c->nvme_rewrite == 0)
-        return refuse(why, "nvme.guaranteed is kept by writing parts again, and nvme.rewrite is 0; "
+    if (rc == 0 && sum->nvme_min > 0 && c->nvme_rewrite == 0)
+        return refuse(why, "nvme.min is kept by writing parts again, and nvme.rewrite is 0; "
                            "raise it, or guarantee nothing of NVMe");
     if (rc == 0)
-        rc = sum_check("nvme.guaranteed", sum->nvme_guaranteed,
+        rc = sum_check("nvme.min", sum->nvme_min,
                        "half of the NVMe tier, the rest of which it needs to write,", half, why);
     return rc != 0 ? rc
-                   : sum_check("shared.guaranteed", sum->shared_guaranteed,
+                   : sum_check("shared.min", sum->shared_min,
                                "what garbage collection leaves on the smallest shared root",
                                root_least(c), why);
 }

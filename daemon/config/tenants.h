@@ -16,12 +16,12 @@
  * bound what base/limit.h counts. 0 is no bound. */
 #define TENANT_SETTINGS(X)                                                                         \
     X(weight, "weight", COUNT, 1, 10000, 100)                                                      \
-    X(dram_guaranteed, "dram.guaranteed", SIZE, 0, TENANT_SIZE_MAX, 0)                             \
-    X(dram_most, "dram.most", SIZE, 0, TENANT_SIZE_MAX, 0)                                         \
-    X(nvme_guaranteed, "nvme.guaranteed", SIZE, 0, TENANT_SIZE_MAX, 0)                             \
-    X(nvme_most, "nvme.most", SIZE, 0, TENANT_SIZE_MAX, 0)                                         \
-    X(shared_guaranteed, "shared.guaranteed", SIZE, 0, TENANT_SIZE_MAX, 0)                         \
-    X(shared_most, "shared.most", SIZE, 0, TENANT_SIZE_MAX, 0)                                     \
+    X(dram_min, "dram.min", SIZE, 0, TENANT_SIZE_MAX, 0)                                           \
+    X(dram_max, "dram.max", SIZE, 0, TENANT_SIZE_MAX, 0)                                           \
+    X(nvme_min, "nvme.min", SIZE, 0, TENANT_SIZE_MAX, 0)                                           \
+    X(nvme_max, "nvme.max", SIZE, 0, TENANT_SIZE_MAX, 0)                                           \
+    X(shared_min, "shared.min", SIZE, 0, TENANT_SIZE_MAX, 0)                                       \
+    X(shared_max, "shared.max", SIZE, 0, TENANT_SIZE_MAX, 0)                                       \
     X(namespaces, "namespaces", COUNT, 1, 32768, 32768)                                            \
     X(connections, "connections", COUNT, 0, 65536, 0)                                              \
     X(requests, "requests", COUNT, 0, 65536, 0)                                                    \

@@ -7,7 +7,7 @@
  * blocks. What is in DRAM needs no slot. */
 static bool is_enough(const struct transfer *w, const struct transfer_item *it)
 {
-    uint64_t room = w->r.s->rq->dram_bytes, most = w->ns->tenant->settings.dram_most;
+    uint64_t room = w->r.s->rq->dram_bytes, most = w->ns->tenant->settings.dram_max;
 
     room = most > 0 && most < room ? most : room;
     return it->p->dram != PART_DRAM_READY && w->bytes + w->held_bytes >= room / 2;

@@ -221,7 +221,7 @@ uint64_t tenant_limit(void *ctx, const char *tenant, enum limit what)
     case LIMIT_LEASED:
         return bound_of(given->leased);
     case LIMIT_SUMMARIES:
-        return bound_of(given->dram_most / TENANT_HELD_FRACTION);
+        return bound_of(given->dram_max / TENANT_HELD_FRACTION);
     default:
         return UINT64_MAX;
     }
@@ -231,14 +231,14 @@ bool tenant_shared_quota(void *ctx, const char *tenant, uint64_t *guaranteed, ui
 {
     const struct tenant_set *set = ctx;
     const struct tenant_settings *s = tenant ? tenant_settings_of(set, tenant) : &set->defaults;
-    bool any = s->shared_guaranteed > 0 || s->shared_most > 0;
+    bool any = s->shared_min > 0 || s->shared_max > 0;
 
     for (const struct tenant *t = tenant_next(set, NULL); !tenant && !any && t;
          t = tenant_next(set, t))
-        any = t->settings.shared_guaranteed > 0 || t->settings.shared_most > 0;
+        any = t->settings.shared_min > 0 || t->settings.shared_max > 0;
     if (tenant) {
-        *guaranteed = s->shared_guaranteed;
-        *most = s->shared_most;
+        *guaranteed = s->shared_min;
+        *most = s->shared_max;
     }
     return any;
 }

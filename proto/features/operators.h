@@ -308,8 +308,8 @@ enum ucm_bypass {
  * dram_bytes, uint: slots of its blocks, pending ones too; without shared mappings.
  * nvme_bytes, shared_bytes, uint: of its parts there, the shared tier's as far as this host knows.
  * given_weight, given_namespaces, uint: its `tenant_settings` in force.
- * given_dram_guaranteed, given_dram_most, given_nvme_guaranteed, given_nvme_most,
- *   given_shared_guaranteed, given_shared_most, uint: bytes; 0: none.
+ * given_dram_min, given_dram_max, given_nvme_min, given_nvme_max,
+ *   given_shared_min, given_shared_max, uint: bytes; 0: none.
  * given_connections, given_requests, given_memory, given_leased, uint: its own bounds; 0: those of
  *   `limits`.
  * bus_contended_bytes, nvme_contended_bytes, shared_contended_bytes, uint: what it was served while

@@ -73,7 +73,7 @@
 /* Method summary.build. Builds the summaries of blocks that have none, from any tier. A summary
  * that another request builds is awaited. Status: OK: built; EXISTS; MISS: the block is not cached;
  * FAILED: it can't be read; IN_PROGRESS: a worker's dump stores it; NO_ROOM: DRAM, or the tenant's
- * `dram.most`, is full of blocks in use; CANCELLED.
+ * `dram.max`, is full of blocks in use; CANCELLED.
  * ns: from `summary.open`.
  * keys: `key_bytes` each, concatenated.
  * part: 0: all parts; else the part plus 1.

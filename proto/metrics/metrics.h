@@ -100,8 +100,8 @@
     X(nvme_writes, counter, "parts", "parts written to NVMe")                                      \
     X(nvme_write_dropped, counter, "parts",                                                        \
       "parts not written: write queue or tier full, or failed")                                    \
-    X(nvme_most_dropped, counter, "parts",                                                         \
-      "parts dropped from NVMe because their tenant reached its maximum there (nvme.most)")        \
+    X(nvme_max_dropped, counter, "parts",                                                          \
+      "parts dropped from NVMe because their tenant reached its maximum there (nvme.max)")         \
     X(nvme_write_refused, counter, "parts",                                                        \
       "parts not admitted to NVMe until they are used again (nvme.admission)")                     \
     X(nvme_write_waits, counter, "times", "writes postponed because the tier's queue was full")    \
@@ -339,12 +339,12 @@ struct metrics {
     X(dram_bytes, gauge, "bytes", "bytes of a tenant's parts in DRAM")                             \
     X(nvme_bytes, gauge, "bytes", "bytes of a tenant's parts on NVMe")                             \
     X(shared_bytes, gauge, "bytes", "bytes of a tenant's parts on the shared tier")                \
-    X(dram_guaranteed_bytes, gauge, "bytes", "DRAM guaranteed to a tenant")                        \
-    X(dram_most_bytes, gauge, "bytes", "maximum of a tenant in DRAM; 0: no bound")                 \
-    X(nvme_guaranteed_bytes, gauge, "bytes", "NVMe guaranteed to a tenant")                        \
-    X(nvme_most_bytes, gauge, "bytes", "maximum of a tenant on NVMe; 0: no bound")                 \
-    X(shared_guaranteed_bytes, gauge, "bytes", "bytes of each shared root guaranteed to a tenant") \
-    X(shared_most_bytes, gauge, "bytes", "maximum of a tenant on each shared root; 0: no bound")
+    X(dram_min_bytes, gauge, "bytes", "DRAM guaranteed to a tenant")                               \
+    X(dram_max_bytes, gauge, "bytes", "maximum of a tenant in DRAM; 0: no bound")                  \
+    X(nvme_min_bytes, gauge, "bytes", "NVMe guaranteed to a tenant")                               \
+    X(nvme_max_bytes, gauge, "bytes", "maximum of a tenant on NVMe; 0: no bound")                  \
+    X(shared_min_bytes, gauge, "bytes", "bytes of each shared root guaranteed to a tenant")        \
+    X(shared_max_bytes, gauge, "bytes", "maximum of a tenant on each shared root; 0: no bound")
 
 /* ---- reuse: the hit rate of lookups that other sizes would give ---- */
 

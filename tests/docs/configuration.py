@@ -6,12 +6,12 @@ import text as md
 
 SETTINGS = {
     "weight": "What the tenant gets of a busy device, against the weights of the others.",
-    "dram.guaranteed": "Bytes in DRAM that other tenants cannot evict.",
-    "dram.most": "Bytes in DRAM that the tenant cannot exceed. Beyond them its own coldest blocks are evicted.",
-    "nvme.guaranteed": "Bytes on NVMe that stay. All guarantees together are at most half of the tier.",
-    "nvme.most": "Bytes on NVMe that the tenant cannot exceed.",
-    "shared.guaranteed": "Bytes on each shared root that garbage collection keeps.",
-    "shared.most": "Bytes on each shared root that garbage collection leaves.",
+    "dram.min": "Bytes in DRAM that other tenants cannot evict.",
+    "dram.max": "Bytes in DRAM that the tenant cannot exceed. Beyond them its own coldest blocks are evicted.",
+    "nvme.min": "Bytes on NVMe that stay. All guarantees together are at most half of the tier.",
+    "nvme.max": "Bytes on NVMe that the tenant cannot exceed.",
+    "shared.min": "Bytes on each shared root that garbage collection keeps.",
+    "shared.max": "Bytes on each shared root that garbage collection leaves.",
     "namespaces": "Namespaces; instead of `limits.namespaces_per_tenant`.",
     "connections": "Connections.",
     "requests": "Requests in progress.",
@@ -78,7 +78,7 @@ def settings_text():
     rows = []
     for _, name, kind, low, high, initial in md.x_rows("TENANT_SETTINGS", "daemon/config/tenants.h"):
         high = size(1 << 50) if high == "TENANT_SIZE_MAX" else number(int(high))
-        initial = "the key" if name == "namespaces" else "no bound" if initial == "0" and not name.endswith("guaranteed") else initial
+        initial = "the key" if name == "namespaces" else "no bound" if initial == "0" and not name.endswith(".min") else initial
         rows.append([f"`{name}`", kind.lower(), initial, f"{low} to {high}", SETTINGS[name]])
     yield "\n## Settings of a tenant\n\n"
     yield md.wrap("An entry of `tenant_settings` and the command `ucmctl tenant set` take these settings.")

@@ -56,26 +56,26 @@ class Own(OwnDaemons, Case):
 class Settings(Own):
     def test_what_is_set_is_kept_until_it_is_reset(self):
         self.start(tenant_settings="quiet weight=200 namespaces=3")
-        self.assertEqual(self.ctl("tenant", "set", "quiet", "weight=300", "dram.guaranteed=4MiB").stdout, "tenant quiet changed\n")
-        self.assertEqual(self.ctl("tenant", "set", "*", "dram.most=12MiB").returncode, 0)
+        self.assertEqual(self.ctl("tenant", "set", "quiet", "weight=300", "dram.min=4MiB").stdout, "tenant quiet changed\n")
+        self.assertEqual(self.ctl("tenant", "set", "*", "dram.max=12MiB").returncode, 0)
         self.assertEqual(self.ctl("tenant", "set", "uid:7", "weight=5").returncode, 0)
         for _ in range(2):
             quiet = self.tenants()["quiet"]
-            self.assertEqual([quiet["given_" + key] for key in ("weight", "namespaces", "dram_guaranteed", "dram_most")],
+            self.assertEqual([quiet["given_" + key] for key in ("weight", "namespaces", "dram_min", "dram_max")],
                              [300, 3, 4 * MIB, 12 * MIB])
-            self.assertEqual(quiet["kept"], "weight=300 dram.guaranteed=4MiB")
-            self.assertEqual(self.tenants()["uid:7"]["given_dram_most"], 12 * MIB)
+            self.assertEqual(quiet["kept"], "weight=300 dram.min=4MiB")
+            self.assertEqual(self.tenants()["uid:7"]["given_dram_max"], 12 * MIB)
             self.daemon.kill()
             self.start(tenant_settings="quiet weight=200 namespaces=3")
         self.assertEqual(self.ctl("tenant", "reset", "quiet").stdout, "tenant quiet has what the configuration gives\n")
         self.assertEqual(self.ctl("tenant", "reset", "*").returncode, 0)
         self.assertEqual(self.ctl("tenant", "reset", "uid:7").returncode, 0)
         for _ in range(2):
-            self.assertEqual([self.tenants()["quiet"]["given_" + key] for key in ("weight", "dram_guaranteed", "dram_most")], [200, 0, 0])
+            self.assertEqual([self.tenants()["quiet"]["given_" + key] for key in ("weight", "dram_min", "dram_max")], [200, 0, 0])
             self.assertNotIn("uid:7", self.tenants())
             self.daemon.kill()
             self.start(tenant_settings="quiet weight=200 namespaces=3")
-        self.assertRegex(self.daemon.log(), r'audit tenant.set uid=0 .* of_tenant=quiet settings="weight=300 dram.guaranteed=4MiB"')
+        self.assertRegex(self.daemon.log(), r'audit tenant.set uid=0 .* of_tenant=quiet settings="weight=300 dram.min=4MiB"')
         self.assertRegex(self.daemon.log(), r'audit tenant.reset uid=0 .* of_tenant=\* settings=""')
 
     def test_what_can_not_be_is_refused_and_changes_nothing(self):
@@ -84,15 +84,15 @@ class Settings(Own):
         for code, name, settings, says in (
                 (NOT_FOUND, "quite", "weight=2", 'there is no tenant "quite"'), (NOT_FOUND, "gid:7", "weight=2", "there is no tenant"),
                 (INVALID, "quiet", "wieght=2", 'no setting "wieght"; there are weight, '), (INVALID, "quiet", "weight", "write KEY=VALUE"),
-                (INVALID, "quiet", "weight=0", "from 1 to 10000"), (INVALID, "*", "dram.guaranteed=1MiB", "give it by name"),
-                (INVALID, "quiet", "dram.guaranteed=17MiB", "in sum, and arena.size is 16MiB"),
-                (INVALID, "quiet", "dram.guaranteed=2MiB dram.most=1MiB", "is more than dram.most")):
+                (INVALID, "quiet", "weight=0", "from 1 to 10000"), (INVALID, "*", "dram.min=1MiB", "give it by name"),
+                (INVALID, "quiet", "dram.min=17MiB", "in sum, and arena.size is 16MiB"),
+                (INVALID, "quiet", "dram.min=2MiB dram.max=1MiB", "is more than dram.max")):
             self.assertIn(says, str(self.refused(code, client.call, "tenant.set", tenant=name, settings=settings)))
-        client.call("tenant.set", tenant="quiet", settings="dram.guaranteed=10MiB")
-        self.assertIn("17MiB in sum", str(self.refused(INVALID, client.call, "tenant.set", tenant="noisy", settings="dram.guaranteed=7MiB")))
-        self.assertIn("(10MiB) is more than dram.most (9MiB)",
-                      str(self.refused(INVALID, client.call, "tenant.set", tenant="*", settings="dram.most=9MiB")))
-        self.assertEqual(self.tenants()["quiet"]["kept"], "dram.guaranteed=10MiB")
+        client.call("tenant.set", tenant="quiet", settings="dram.min=10MiB")
+        self.assertIn("17MiB in sum", str(self.refused(INVALID, client.call, "tenant.set", tenant="noisy", settings="dram.min=7MiB")))
+        self.assertIn("(10MiB) is more than dram.max (9MiB)",
+                      str(self.refused(INVALID, client.call, "tenant.set", tenant="*", settings="dram.max=9MiB")))
+        self.assertEqual(self.tenants()["quiet"]["kept"], "dram.min=10MiB")
         for words in (("set", "quiet"), ("reset", "quiet", "weight=2"), ("give", "quiet")):
             self.assertEqual(self.ctl("tenant", *words).returncode, 2)
 
@@ -105,7 +105,7 @@ class Settings(Own):
 
     def test_what_an_earlier_run_kept_and_does_not_hold_any_more(self):
         with open(os.path.join(self.directory, "tenants"), "w", encoding="utf-8") as file:
-            file.write("# words\nquiet2 \0\nquiet weight=9\nnoisy dram.guaranteed=1TiB\nquiet2 colour=red\n" + "x" * 3000 + "\n")
+            file.write("# words\nquiet2 \0\nquiet weight=9\nnoisy dram.min=1TiB\nquiet2 colour=red\n" + "x" * 3000 + "\n")
         self.start()
         self.assertEqual(self.tenants()["quiet"]["given_weight"], 9)
         self.assertNotIn("noisy", self.tenants())
@@ -113,13 +113,13 @@ class Settings(Own):
 
     def test_a_reload_counts_what_was_set(self):
         self.start(config="log:\n  level: info\n")
-        self.assertEqual(self.ctl("tenant", "set", "quiet", "dram.guaranteed=10MiB").returncode, 0)
-        self.daemon.configure('tenant_settings: ["noisy dram.guaranteed=10MiB"]\n')
+        self.assertEqual(self.ctl("tenant", "set", "quiet", "dram.min=10MiB").returncode, 0)
+        self.daemon.configure('tenant_settings: ["noisy dram.min=10MiB"]\n')
         self.assertRegex(self.client().call("config.reload")["refused"], "with what 'ucmctl tenant set' has set: .*20MiB in sum")
-        self.assertEqual(self.tenants()["quiet"]["given_dram_guaranteed"], 10 * MIB)
-        self.daemon.configure('tenant_settings: ["noisy dram.guaranteed=6MiB"]\n')
+        self.assertEqual(self.tenants()["quiet"]["given_dram_min"], 10 * MIB)
+        self.daemon.configure('tenant_settings: ["noisy dram.min=6MiB"]\n')
         self.assertNotIn("refused", self.client().call("config.reload"))
-        self.assertEqual([self.tenants()[name]["given_dram_guaranteed"] for name in ("quiet", "noisy")], [10 * MIB, 6 * MIB])
+        self.assertEqual([self.tenants()[name]["given_dram_min"] for name in ("quiet", "noisy")], [10 * MIB, 6 * MIB])
 
     @unittest.skipUnless(os.geteuid() == 0, "takes other uids")
     def test_what_an_operator_sees(self):
@@ -127,7 +127,7 @@ class Settings(Own):
         root = os.path.join(self.directory, "root")
         os.mkdir(root)
         self.start(**{"shared.roots": f"{root} capacity=1GiB", "tenant_settings":
-                      "quiet dram.guaranteed=4MiB dram.most=12MiB nvme.guaranteed=8MiB nvme.most=32MiB shared.guaranteed=16MiB shared.most=64MiB weight=200"})
+                      "quiet dram.min=4MiB dram.max=12MiB nvme.min=8MiB nvme.max=32MiB shared.min=16MiB shared.max=64MiB weight=200"})
         client, ns, region = self.worker(QUIET)
         self.store(region, ["a", "b", "c", "d"])
         self.settled(client, ns)
@@ -138,7 +138,7 @@ class Settings(Own):
         self.assertRegex(self.ctl("tenants").stdout, r"^TENANT +NAMESPACES +BLOCKS +DRAM +GIVEN +NVME +GIVEN +SHARED +GIVEN +WEIGHT +OF BUS +OF NVME +OF SHARED")
         self.assertRegex(row(), r"^quiet +1 +4 +2\.0 MiB +4\.0 MiB to 12\.0 MiB +2\.0 MiB +8\.0 MiB to 32\.0 MiB +"
                                 r"2\.0 MiB +16\.0 MiB to 64\.0 MiB +200 +- +- +-$")
-        self.ctl("tenant", "set", "quiet", "weight=300", "dram.guaranteed=0", "dram.most=0", "shared.most=0")
+        self.ctl("tenant", "set", "quiet", "weight=300", "dram.min=0", "dram.max=0", "shared.max=0")
         client.call("evict", ns=ns, keys=keys("a"), tier=1)
         self.assertRegex(row(), r"^quiet +1 +4 +1\.5 MiB +- +2\.0 MiB +8\.0 MiB to 32\.0 MiB +2\.0 MiB +16\.0 MiB to all +300 ")
 
@@ -177,7 +177,7 @@ class NoisyNeighbour(Own):
         self.assertEqual(self.play(), 0)
 
     def test_with_a_guarantee_all_its_blocks_are_hits_in_dram(self):
-        self.assertEqual(self.play(tenant_settings="quiet dram.guaranteed=4MiB"), 8)
+        self.assertEqual(self.play(tenant_settings="quiet dram.min=4MiB"), 8)
         self.assertEqual(self.tenants()["quiet"]["dram_bytes"], 8 * BLOCK)
         self.assertGreater(self.tenants()["noisy"]["dram_bytes"], 10 * MIB)
 
@@ -202,22 +202,22 @@ class NoisyNeighbour(Own):
         self.assertEqual(self.below(), 0)
 
     def test_with_a_guarantee_all_its_blocks_stay_on_nvme(self):
-        self.assertEqual(self.below(tenant_settings="quiet nvme.guaranteed=4MiB"), 8)
+        self.assertEqual(self.below(tenant_settings="quiet nvme.min=4MiB"), 8)
 
     def test_a_bound_for_the_noisy_one_keeps_all_others(self):
-        self.assertEqual(self.play(tenant_settings="noisy dram.most=8MiB"), 8)
+        self.assertEqual(self.play(tenant_settings="noisy dram.max=8MiB"), 8)
         self.assertLessEqual(self.tenants()["noisy"]["dram_bytes"], 8 * MIB)
 
     def test_a_bound_of_nvme_for_the_noisy_one_keeps_all_others(self):
-        self.assertEqual(self.below(tenant_settings="noisy nvme.most=16MiB"), 8)
+        self.assertEqual(self.below(tenant_settings="noisy nvme.max=16MiB"), 8)
         self.assertLessEqual(self.tenants()["noisy"]["nvme_bytes"], 16 * MIB)
         self.daemon.kill()
-        self.start(tenant_settings="noisy nvme.most=8MiB")
+        self.start(tenant_settings="noisy nvme.max=8MiB")
         self.until(lambda: 0 < self.tenants()["noisy"]["nvme_bytes"] <= 8 * MIB, "what recovery found gives way")
 
     def test_a_guarantee_leaves_room_for_blocks_of_another_size(self):
         """Each slab of 1 MiB has one block of the quiet one and one of the noisy one, so half of DRAM is guaranteed, and all of its slabs are mixed."""
-        self.start(tenant_settings=f"quiet dram.guaranteed={16 * BLOCK}")
+        self.start(tenant_settings=f"quiet dram.min={16 * BLOCK}")
         client, ns, region = self.worker(QUIET)
         noisy, noisy_ns, noise = self.worker(NOISY)
         for i in range(16):
@@ -243,7 +243,7 @@ class NoisyNeighbour(Own):
 
     def test_a_guarantee_that_is_set_live_and_kept_over_a_kill(self):
         self.start()
-        self.assertEqual(self.ctl("tenant", "set", "quiet", "dram.guaranteed=4MiB").returncode, 0)
+        self.assertEqual(self.ctl("tenant", "set", "quiet", "dram.min=4MiB").returncode, 0)
         self.daemon.kill()
         self.assertEqual(self.play(), 8)
 
@@ -289,18 +289,18 @@ class SharedRoot(Own):
         self.assertEqual(self.play(24)[0], 0)
 
     def test_what_is_guaranteed_stays_on_the_root(self):
-        quiet, noisy = self.play(24, tenant_settings=f"quiet shared.guaranteed={8 * (BLOCK + 64)}")
+        quiet, noisy = self.play(24, tenant_settings=f"quiet shared.min={8 * (BLOCK + 64)}")
         self.assertEqual(quiet, 8)
         self.assertTrue(12 <= noisy <= 14, noisy)
 
     def test_at_most(self):
-        quiet, noisy = self.play(1000, tenant_settings=f"noisy shared.most={20 * (BLOCK + 64)}")
+        quiet, noisy = self.play(1000, tenant_settings=f"noisy shared.max={20 * (BLOCK + 64)}")
         self.assertEqual(quiet, 8)
         self.assertTrue(16 <= noisy <= 18, noisy)
 
     def test_a_guarantee_that_no_root_could_keep(self):
-        with self.assertRaisesRegex(RuntimeError, "shared.guaranteed are 2MiB in sum, and what garbage collection leaves on the smallest shared"):
-            Daemon(**{"shared.roots": "/tmp capacity=2MiB", **self.options, "tenant_settings": "quiet shared.guaranteed=2MiB"})
+        with self.assertRaisesRegex(RuntimeError, "shared.min are 2MiB in sum, and what garbage collection leaves on the smallest shared"):
+            Daemon(**{"shared.roots": "/tmp capacity=2MiB", **self.options, "tenant_settings": "quiet shared.min=2MiB"})
 
 
 if __name__ == "__main__":

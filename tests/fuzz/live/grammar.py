@@ -576,7 +576,7 @@ class Generator:
         method, params = some(("pin", {"ns": ns.ref, **keys}), ("unpin", {"ns": ns.ref, **keys}), ("unpin", {"ns": ns.ref}),
                               ("shared.gc", {}), ("trace", {"op": some(0, 1, 2)}), ("config.reload", {}),
                               ("bypass", {"ns": ns.ref, "load": some(0, 1, 2, 2), "store": some(0, 1, 2, 2)}), ("bypass", {"load": 2, "store": 2}),
-                              ("tenant.set", {"tenant": tenant, "settings": some(f"dram.most={mib}", f"nvme.most={mib}", f"dram.guaranteed={mib}", "weight=3")}),
+                              ("tenant.set", {"tenant": tenant, "settings": some(f"dram.max={mib}", f"nvme.max={mib}", f"dram.min={mib}", "weight=3")}),
                               ("tenant.reset", {"tenant": tenant}), ("key.reload", {}), ("evict", {"ns": ns.ref, "tier": 1}))
         self.add("operator" if self.chance(0.8) else "call", conn, m=method, p=params)
 

@@ -40,7 +40,7 @@ static void fill(struct ns *ns, uint64_t number)
 /* Each slab has two blocks of both. */
 static void mix(uint64_t guaranteed)
 {
-    quiet->tenant->settings.dram_guaranteed = guaranteed;
+    quiet->tenant->settings.dram_min = guaranteed;
     for (uint64_t i = 0; i < 4; i++) {
         fill(quiet, i);
         fill(noisy, i);
@@ -172,7 +172,7 @@ Test(cache_compact, where_all_is_guaranteed_nothing_moves_or_leaves)
 {
     struct pending_write *f;
 
-    quiet->tenant->settings.dram_guaranteed = 8 * SLOT;
+    quiet->tenant->settings.dram_min = 8 * SLOT;
     for (uint64_t i = 0; i < 8; i++)
         fill(quiet, i);
     cr_assert_eq(want(0, &f), -EBUSY);

@@ -16,8 +16,8 @@ TestSuite(cache_quota, .init = open_tenants, .fini = rig_close);
 
 static void give(struct ns *ns, uint64_t guaranteed, uint64_t most)
 {
-    ns->tenant->settings.dram_guaranteed = guaranteed;
-    ns->tenant->settings.dram_most = most;
+    ns->tenant->settings.dram_min = guaranteed;
+    ns->tenant->settings.dram_max = most;
     cache_tenants_changed(rig.cache);
 }
 
@@ -208,7 +208,7 @@ Test(cache_quota, what_is_guaranteed_below_is_moved_with_the_log)
     const struct tier_callbacks *cb = &rig.tier.callbacks;
     uint64_t owner;
 
-    quiet->tenant->settings.nvme_guaranteed = 2 * SLOT;
+    quiet->tenant->settings.nvme_min = 2 * SLOT;
     stores(quiet, 0, 2);
     owner = part_owner(find(quiet, 0), 0);
     cr_expect_eq(quiet->tenant->nvme_bytes, 2 * SLOT);
@@ -233,7 +233,7 @@ static unsigned on_nvme(struct ns *ns, uint64_t from, uint64_t n)
 
 Test(cache_quota, at_most_on_nvme_gives_way_to_itself)
 {
-    noisy->tenant->settings.nvme_most = 10 * SLOT;
+    noisy->tenant->settings.nvme_max = 10 * SLOT;
     stores(quiet, 0, 20);
     for (uint64_t i = 0; i < 40; i++) {
         stores(noisy, i, 1);
@@ -241,12 +241,12 @@ Test(cache_quota, at_most_on_nvme_gives_way_to_itself)
     }
     cr_expect_eq(on_nvme(noisy, 30, 10), 10u, "those that were written first went");
     cr_expect_eq(on_nvme(quiet, 0, 20), 20u);
-    cr_expect_eq(rig.metrics.nvme_most_dropped, 30u);
+    cr_expect_eq(rig.metrics.nvme_max_dropped, 30u);
 }
 
 Test(cache_quota, at_most_on_nvme_spares_what_dram_has)
 {
-    noisy->tenant->settings.nvme_most = 3 * SLOT;
+    noisy->tenant->settings.nvme_max = 3 * SLOT;
     stores(noisy, 0, 8);
     cr_expect_eq(on_nvme(noisy, 0, 3), 3u);
     cr_expect_eq(on_nvme(noisy, 0, 8), 3u);
@@ -257,11 +257,11 @@ Test(cache_quota, at_most_on_nvme_that_is_lowered)
 {
     stores(noisy, 0, 30);
     cr_assert_eq(noisy->tenant->nvme_bytes, 30 * SLOT);
-    noisy->tenant->settings.nvme_most = 4 * SLOT;
+    noisy->tenant->settings.nvme_max = 4 * SLOT;
     cache_tenants_changed(rig.cache);
     settle();
     cr_expect_eq(noisy->tenant->nvme_bytes, 4 * SLOT);
-    noisy->tenant->settings.nvme_most = SLOT / 2;
+    noisy->tenant->settings.nvme_max = SLOT / 2;
     cache_tenants_changed(rig.cache);
     settle();
     cr_expect_eq(noisy->tenant->nvme_bytes, 0u);
@@ -286,7 +286,7 @@ Test(cache_quota, durable_beyond_at_most_on_nvme_keeps_nobody_waiting)
     block_ref refs[6], leased;
     struct cache_wait w = {0};
 
-    noisy->tenant->settings.nvme_most = SLOT;
+    noisy->tenant->settings.nvme_max = SLOT;
     stores(noisy, 0, 1);
     leased = find(noisy, 0);
     cache_lease(rig.cache, leased);
@@ -320,7 +320,7 @@ Test(cache_quota, durable_beyond_at_most_on_nvme_hears_that_a_use_lasts)
     block_ref leased, ref;
     struct cache_wait w = {0};
 
-    noisy->tenant->settings.nvme_most = SLOT;
+    noisy->tenant->settings.nvme_max = SLOT;
     stores(noisy, 0, 1);
     leased = find(noisy, 0);
     cache_lease(rig.cache, leased);

@@ -91,7 +91,7 @@ static void chaos_claim(void)
         return; /* the block stays held until the copy has ended */
     c->pending_write = NULL;
     cr_assert(rc == -EEXIST || rc == -EINPROGRESS || rc == -EBUSY ||
-              (rc == -EDQUOT && ns->tenant->settings.dram_most > 0));
+              (rc == -EDQUOT && ns->tenant->settings.dram_max > 0));
     chaos.refused += rc == -EDQUOT;
     drop(c->ref);
     if (rc == -EBUSY)
@@ -147,8 +147,7 @@ static void chaos_load(void)
         load_has(l);
     if (rc == CACHE_READY || rc == CACHE_PENDING)
         return;
-    cr_assert(rc == -EBUSY || rc == -EAGAIN ||
-                  (rc == -EDQUOT && ns->tenant->settings.dram_most > 0),
+    cr_assert(rc == -EBUSY || rc == -EAGAIN || (rc == -EDQUOT && ns->tenant->settings.dram_max > 0),
               "found, and then not there: %d", rc);
     l->state = LOAD_FREE;
     drop(ref);
@@ -308,9 +307,9 @@ static void chaos_lookup_table(void)
 
 static void chaos_quota(struct tenant *t)
 {
-    t->settings.dram_guaranteed = below(4) * (MIB / 4);
-    t->settings.dram_most = below(2) ? t->settings.dram_guaranteed + (1 + below(4)) * (MIB / 4) : 0;
-    t->settings.nvme_most = below(2) ? (1 + below(8)) * (MIB / 4) : 0;
+    t->settings.dram_min = below(4) * (MIB / 4);
+    t->settings.dram_max = below(2) ? t->settings.dram_min + (1 + below(4)) * (MIB / 4) : 0;
+    t->settings.nvme_max = below(2) ? (1 + below(8)) * (MIB / 4) : 0;
     cache_tenants_changed(rig.cache);
 }
 

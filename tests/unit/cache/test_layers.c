@@ -317,7 +317,7 @@ Test(layers, a_tenant_that_gets_no_more_has_no_room_and_loses_nothing)
     block_ref ref = below(1);
     struct waiter w;
 
-    space_many->tenant->settings.dram_most = 1;
+    space_many->tenant->settings.dram_max = 1;
     cache_tenants_changed(rig.cache);
     cr_assert_eq(some(&w, ref, 3, 1), CACHE_PENDING);
     fake_finish(&rig.tier, fake_at(&rig.tier, 0), -ENODATA);

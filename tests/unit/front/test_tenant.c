@@ -98,7 +98,7 @@ Test(tenant, what_is_wrong_is_said)
 {
     refused("tenant_settings=team-a", "no setting is named");
     refused("tenant_settings=team-a wieght=3",
-            "no setting \"wieght\"; there are weight, dram.guaranteed, ");
+            "no setting \"wieght\"; there are weight, dram.min, ");
     refused("tenant_settings=team-a weight", "write KEY=VALUE");
     refused("tenant_settings=team-a weight=0", "from 1 to 10000");
     refused("tenant_settings=team-a weight=3 weight=4", "given twice");
@@ -113,16 +113,16 @@ Test(tenant, guarantees_fit_together)
 {
     configure("arena.size=1GiB");
     configure("nvme.rewrite=0");
-    refused("tenant_settings=a nvme.guaranteed=1MiB", "and nvme.rewrite is 0; raise it");
-    configure("tenant_settings=a dram.guaranteed=512MiB dram.most=512MiB,b dram.guaranteed=512MiB");
-    refused("tenant_settings=a dram.guaranteed=512MiB,b dram.guaranteed=513MiB",
-            "all tenants' dram.guaranteed are 1025MiB in sum, and arena.size is 1GiB");
-    refused("tenant_settings=a dram.guaranteed=2MiB dram.most=1MiB",
-            "a: dram.guaranteed (2MiB) is more than dram.most (1MiB)");
-    refused("tenant_settings=a nvme.guaranteed=2MiB nvme.most=1MiB",
-            "a: nvme.guaranteed (2MiB) is more than nvme.most (1MiB)");
-    refused("tenant_settings=a dram.guaranteed=2MiB,* dram.most=1MiB", "is more than dram.most");
-    refused("tenant_settings=* dram.guaranteed=2MiB", "give it by name");
+    refused("tenant_settings=a nvme.min=1MiB", "and nvme.rewrite is 0; raise it");
+    configure("tenant_settings=a dram.min=512MiB dram.max=512MiB,b dram.min=512MiB");
+    refused("tenant_settings=a dram.min=512MiB,b dram.min=513MiB",
+            "all tenants' dram.min are 1025MiB in sum, and arena.size is 1GiB");
+    refused("tenant_settings=a dram.min=2MiB dram.max=1MiB",
+            "a: dram.min (2MiB) is more than dram.max (1MiB)");
+    refused("tenant_settings=a nvme.min=2MiB nvme.max=1MiB",
+            "a: nvme.min (2MiB) is more than nvme.max (1MiB)");
+    refused("tenant_settings=a dram.min=2MiB,* dram.max=1MiB", "is more than dram.max");
+    refused("tenant_settings=* dram.min=2MiB", "give it by name");
 }
 
 Test(tenant, settings_are_written_as_they_are_read)

@@ -6,7 +6,7 @@
 
 static void give_most(uint64_t bytes)
 {
-    rig.one->tenant->settings.dram_most = bytes;
+    rig.one->tenant->settings.dram_max = bytes;
     cache_tenants_changed(rig.cache);
 }
 
