@@ -502,8 +502,8 @@ enum ucm_durability {
     M(LOOKUP_TABLE_OPEN, lookup_table_open, "lookup_table.open", lookup_table_open,                \
       lookup_table_open_r)                                                                         \
     M(LOAD_PREFIX, load_prefix, "load_prefix", load_prefix, blocks_r)                              \
-    M(KEY_LIST, key_list, "key.list", none, free_map)                                              \
-    M(KEY_RELOAD, key_reload, "key.reload", key_reload, free_map)                                  \
+    M(ENCRYPTION_KEY_LIST, encryption_key_list, "encryption_key.list", none, free_map)             \
+    M(ENCRYPTION_KEY_RELOAD, encryption_key_reload, "encryption_key.reload", key_reload, free_map) \
     M(TENANT_LIST, tenant_list, "tenant.list", page, free_map)                                     \
     M(TENANT_SET, tenant_set, "tenant.set", tenant_set, none)                                      \
     M(TENANT_RESET, tenant_reset, "tenant.reset", tenant, none)                                    \

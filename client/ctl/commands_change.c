@@ -55,7 +55,7 @@ static const struct program_command commands[] = {
      "  ucmctl bypass\n"
      "  ucmctl bypass load off --tenant team-a\n",
      PROGRAM_OPTIONS(bypass_options), 0, 2, cmd_bypass},
-    {"key", "[list | files DIR | reload TENANT | rotate TENANT | forget TENANT ID]",
+    {"encryption-key", "[list | files DIR | reload TENANT | rotate TENANT | forget TENANT ID]",
      "Show the keys of encrypted tenants, or read their source again",
      "list: each key's id, the current one first, and how much of this host's NVMe it encrypts.\n\n"
      "files: how much of a shared root each key encrypts, from the beginning of each file.\n"
@@ -69,10 +69,10 @@ static const struct program_command commands[] = {
      "If the source has not changed, rotate and forget exit with 1. TENANT is as in\n"
      "encryption.tenants. For operators.\n\n"
      "Examples:\n"
-     "  openssl rand -hex 32 >> /etc/ucmd/team-a.keys && ucmctl key rotate team-a\n"
-     "  ucmctl key files /mnt/kv\n"
-     "  ucmctl key forget team-a 5f3c09a1b2c4d6e8\n",
-     NULL, 0, 0, 3, cmd_key},
+     "  openssl rand -hex 32 >> /etc/ucmd/team-a.keys && ucmctl encryption-key rotate team-a\n"
+     "  ucmctl encryption-key files /mnt/kv\n"
+     "  ucmctl encryption-key forget team-a 5f3c09a1b2c4d6e8\n",
+     NULL, 0, 0, 3, cmd_encryption_key},
     {"tenant", "set|reset NAME [KEY=VALUE...]", "Change what a tenant is given, at once",
      "These settings win over tenant_settings of the configuration. They survive a restart of\n"
      "the daemon, until reset. NAME is one of tenants, uid:N, or '*' for every tenant whose own\n"

@@ -128,8 +128,9 @@ int cmd_purge(const struct args *a);
 int cmd_verify(const struct args *a);
 int cmd_reload(const struct args *a);
 int cmd_bypass(const struct args *a);
-int cmd_key(const struct args *a);
-/* cmd_key_files.c: which keys have encrypted the files of a root, which is mounted there. */
+int cmd_encryption_key(const struct args *a);
+/* cmd_encryption_key_files.c: which keys have encrypted the files of a root, which is mounted
+ * there. */
 int key_files(const struct args *a, const char *directory);
 int cmd_config(const struct args *a);
 int cmd_format(const struct args *a);

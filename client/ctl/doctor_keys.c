@@ -15,12 +15,12 @@ static void source_check(struct doctor *d, const msgpack_object *o)
         doctor_add(d, DOCTOR_OK, "keys", NULL, "tenant %s: %" PRIu32 ", the last is current",
                    tenant, keys);
     else if (keys > 0)
-        doctor_add(d, DOCTOR_WARN, "keys", "mend its source, then 'ucmctl key reload'",
+        doctor_add(d, DOCTOR_WARN, "keys", "mend its source, then 'ucmctl encryption-key reload'",
                    "tenant %s: its source can't be read, the keys of before are used: %s", tenant,
                    error);
     else
         doctor_add(d, answer_flag(o, "reading") ? DOCTOR_WARN : DOCTOR_FAIL, "keys",
-                   "mend its source in encryption.tenants, then 'ucmctl key reload'",
+                   "mend its source in encryption.tenants, then 'ucmctl encryption-key reload'",
                    "tenant %s has none, so nothing of it is stored or read below DRAM: %s", tenant,
                    error);
 }
@@ -34,8 +34,8 @@ void doctor_keys(struct doctor *d)
 
     if (d->client == NULL)
         return;
-    if (answer_call(d->client, UCM_METHOD_KEY_LIST, NULL, (int)args_number(d->a, "timeout"),
-                    &list) != 0) {
+    if (answer_call(d->client, UCM_METHOD_ENCRYPTION_KEY_LIST, NULL,
+                    (int)args_number(d->a, "timeout"), &list) != 0) {
         doctor_add(d, DOCTOR_SKIP, "keys", "run it as an operator", "%s", ucm_errmsg());
         return;
     }

@@ -1,5 +1,5 @@
-/* key.list and key.reload: what operators see and change of tenants' keys. Never a key, only
- * ids. */
+/* encryption_key.list and encryption_key.reload: what operators see and change of tenants' keys.
+ * Never a key, only ids. */
 #include "daemon/admin/admin.h"
 #include "daemon/encryption/encryption.h"
 #include "daemon/request/internal.h"
@@ -103,12 +103,12 @@ static int answer(struct call *call)
     return call_reply_map(call, &pb);
 }
 
-int method_key_list(struct call *call)
+int method_encryption_key_list(struct call *call)
 {
     return call_operator(call) ? answer(call) : -call->error.code;
 }
 
-int method_key_reload(struct call *call)
+int method_encryption_key_reload(struct call *call)
 {
     const struct msg_key_reload *m = &call->params.key_reload;
     char tenant[UCM_MAX_NAME_BYTES + 1], shown[4 * UCM_MAX_NAME_BYTES];
@@ -118,7 +118,7 @@ int method_key_reload(struct call *call)
         return -call->error.code;
     snprintf(tenant, sizeof(tenant), "%.*s", (int)m->tenant.n, m->tenant.p);
     rc = encryption_reload(call->s->rq->modules.encryption, tenant[0] ? tenant : NULL);
-    audit(call->s, UCM_METHOD_KEY_RELOAD, "tenant=\"%s\" sources=%d",
+    audit(call->s, UCM_METHOD_ENCRYPTION_KEY_RELOAD, "tenant=\"%s\" sources=%d",
           log_escape(tenant, shown, sizeof(shown)), rc < 0 ? 0 : rc);
     if (rc < 0)
         return ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND, "encryption.tenants has no \"%s\"",

@@ -159,16 +159,17 @@
     F(m, u64, load, OPT, 0, 2)                                                                     \
     F(m, u64, store, OPT, 0, 2)
 
-/* Method key.list. Lists the sources of encryption keys and what they brought; never a key.
+/* Method encryption_key.list. Lists the sources of encryption keys and what they brought; never a
+ * key.
  * Callers: operators. */
 
-/* Method key.reload. Begins to read sources of encryption keys again; `reading` says when that has
- * ended, within `encryption.deadline`. Keys that the source lacks are forgotten at once; a source
- * that fails changes nothing.
+/* Method encryption_key.reload. Begins to read sources of encryption keys again; `reading` says
+ * when that has ended, within `encryption.deadline`. Keys that the source lacks are forgotten at
+ * once; a source that fails changes nothing.
  * Callers: operators.
  * Errors: NOT_FOUND: `encryption.tenants` has no such name. */
 
-/* Result of key.list, key.reload.
+/* Result of encryption_key.list, encryption_key.reload.
  * keys, array of map: the sources, in the order of the tenants' names.
  * In keys:
  * tenant, str: whose; `*`: all others'.

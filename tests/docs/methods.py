@@ -20,7 +20,7 @@ TASKS = {
     "Read blocks in place": "mapping.open mapping.ref mapping.unref mapping.release mapping.close",
     "Follow the cache": "events events.list events.metadata",
     "Look at blocks, and drop them": "stats health namespace.list ls inspect verify evict namespace.purge",
-    "Operate the daemon": "pin unpin bypass shared.gc tenant.list tenant.set tenant.reset key.list key.reload config.get config.reload trace",
+    "Operate the daemon": "pin unpin bypass shared.gc tenant.list tenant.set tenant.reset encryption_key.list encryption_key.reload config.get config.reload trace",
 }
 KINDS = {"u64": "uint", "str": "str", "bin": "bin", "flag": "bool", "f64": "float", "u32s": "array of uint", "handles": "array of map",
          "planes": "array of map"}

@@ -100,8 +100,8 @@ class Encrypted(OwnDaemons, Case):
         return [(data[at + 32:at + 64], data[at + 4072:at + 4088]) for at in range(0, len(data), PAGE)]
 
     def reload(self):
-        self.client.call("key.reload")
-        self.until(lambda: not any(one["reading"] for one in self.client.call("key.list")["keys"]), "the keys' reading")
+        self.client.call("encryption_key.reload")
+        self.until(lambda: not any(one["reading"] for one in self.client.call("encryption_key.list")["keys"]), "the keys' reading")
 
     def records(self):
         """Where the headers of records lie, by the block's name."""

@@ -262,11 +262,11 @@ class Killed(Encrypted):
             self.killed_at(point, rotate)
             self.loads(kv)
             if point.startswith("checkpoint"):
-                self.assertEqual(self.client.call("key.list")["keys"][0]["nvme_parts"][-1], 1)
+                self.assertEqual(self.client.call("encryption_key.list")["keys"][0]["nvme_parts"][-1], 1)
                 self.assertEqual(self.load([10 + step]), [OK])
             elif self.client.tiers(self.ns, 10 + step) != [MISSING]:
                 self.assertIn(self.load([10 + step]), ([OK], [FAILED]), "of a write that was cut off")
-        self.assertEqual(len(self.client.call("key.list")["keys"][0]["ids"]), 1 + len(points))
+        self.assertEqual(len(self.client.call("encryption_key.list")["keys"][0]["ids"]), 1 + len(points))
         self.assertNotIn(b"is known to me", self.disk())
 
     @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")

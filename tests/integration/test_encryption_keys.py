@@ -28,7 +28,7 @@ class Keys(Encrypted):
         return done.stdout + done.stderr
 
     def listed(self):
-        return self.client.call("key.list")["keys"][0]
+        return self.client.call("encryption_key.list")["keys"][0]
 
     def test_a_wrong_or_missing_key_is_a_miss_and_deletes_nothing(self):
         self.start()
@@ -67,7 +67,7 @@ class Keys(Encrypted):
         old = self.listed()["ids"]
         self.keys.append(secrets.token_hex(32))
         self.write_keys()
-        self.assertIn("rotated", self.ctl("key", "rotate", "*"))
+        self.assertIn("rotated", self.ctl("encryption-key", "rotate", "*"))
         ids = self.listed()["ids"]
         self.assertEqual((len(ids), ids[0]), (2, old[0]))
         second = self.store(range(4, 8))
@@ -75,16 +75,16 @@ class Keys(Encrypted):
         self.loads({**first, **second})
         used = {name: self.disk()[at + 128:at + 136].hex() for name, at in self.records().items()}
         self.assertEqual([used[name] for name in range(8)], [ids[0]] * 4 + [ids[1]] * 4)
-        self.assertIn("is still there", self.ctl("key", "forget", "*", ids[0], status=1))
+        self.assertIn("is still there", self.ctl("encryption-key", "forget", "*", ids[0], status=1))
         self.restart()
         self.loads({**first, **second})
         self.write_keys(self.keys[1])
-        self.ctl("key", "forget", "*", ids[0])
+        self.ctl("encryption-key", "forget", "*", ids[0])
         self.assertEqual(self.listed()["ids"], [ids[1]])
         self.forget_dram()
         self.assertEqual(self.load(list(range(8))), [FAILED] * 4 + [OK] * 4)
-        self.assertIn("is the one that was current", self.ctl("key", "rotate", "*", status=1))
-        self.assertIn(ids[1], self.ctl("key", "list"))
+        self.assertIn("is the one that was current", self.ctl("encryption-key", "rotate", "*", status=1))
+        self.assertIn(ids[1], self.ctl("encryption-key", "list"))
 
     def test_what_an_operator_sees(self):
         """Keys that are there, whose source has failed since, that are missing, and that come back."""
@@ -98,7 +98,7 @@ class Keys(Encrypted):
         self.assertEqual(findings(), [("ok", "tenant *: 1, the last is current")])
         right = self.keys[0]
         os.unlink(self.key_file)
-        self.assertIn("No such file", self.ctl("key", "reload", "*", status=1))
+        self.assertIn("No such file", self.ctl("encryption-key", "reload", "*", status=1))
         (verdict, text), = findings()
         self.assertEqual(verdict, "warn")
         self.assertIn("the keys of before are used", text)
@@ -107,7 +107,7 @@ class Keys(Encrypted):
         self.assertEqual(verdict, "fail")
         self.assertTrue([text for verdict, text in findings() if verdict == "warn" and "no source has" in text])
         self.write_keys(right)
-        self.assertIn("read: 1 keys", self.ctl("key", "reload", "*"))
+        self.assertIn("read: 1 keys", self.ctl("encryption-key", "reload", "*"))
         self.assertEqual(findings(), [("ok", "tenant *: 1, the last is current")])
 
     def encrypted(self):
@@ -126,7 +126,7 @@ class Keys(Encrypted):
         self.assertEqual(self.encrypted(), [5])
         self.keys.append(secrets.token_hex(32))
         self.write_keys()
-        self.ctl("key", "rotate", "*")
+        self.ctl("encryption-key", "rotate", "*")
         self.store(range(5, 8))
         self.assertEqual(self.encrypted(), [5, 3])
         self.restart()
@@ -138,7 +138,7 @@ class Keys(Encrypted):
         self.start()
         self.until(lambda: sum(self.encrypted()) == 8, "recovery")
         self.assertEqual(self.encrypted(), [5, 3], "out of the headers")
-        self.assertRegex(self.ctl("key"), rf" 3 +{STRIDE * 3 / 1024:.0f}(\.\d)? KiB")
+        self.assertRegex(self.ctl("encryption-key"), rf" 3 +{STRIDE * 3 / 1024:.0f}(\.\d)? KiB")
         self.write_keys(self.keys[1])
         self.restart()
         self.until(lambda: self.listed()["nvme_parts"] == [3], "recovery")
@@ -181,7 +181,7 @@ class Keys(Encrypted):
             while not stop.is_set() and len(self.keys) < 16:
                 self.keys.append(secrets.token_hex(32))
                 self.write_keys()
-                if self.daemon.ctl("key", "rotate", "*").returncode:
+                if self.daemon.ctl("encryption-key", "rotate", "*").returncode:
                     wrong.append(self.keys[-1])
 
         thread = threading.Thread(target=rotate)
@@ -272,7 +272,7 @@ class Keys(Encrypted):
         self.assertIn("did not answer", self.daemon.health())
         self.assertIn("keys-not-read", self.daemon.log())
         self.assertEqual(set(self.load(list(kv))), {FAILED})
-        self.client.call("key.reload")
+        self.client.call("encryption_key.reload")
         self.assertIn("has not been answered yet", self.listed()["error"])
         os.close(held)
 
@@ -283,7 +283,7 @@ class Keys(Encrypted):
         self.until(answered, "the mount's answer to be over")
         self.assertNotIn("keys of tenant", self.daemon.health())
         held = self.hung()
-        self.client.call("key.reload")
+        self.client.call("encryption_key.reload")
         self.assertTrue(self.listed()["reading"])
         self.fill(0, 51)
         self.assertEqual(self.region.dump([51], [0]), [OK], "with the keys of before")
@@ -316,7 +316,7 @@ class Keys(Encrypted):
         def keys_come():
             with open(fifo, "w", encoding="ascii") as file:
                 file.write(self.keys[0] + "\n")
-            self.until(lambda: self.client.call("key.list")["keys"][0]["ids"], "the keys")
+            self.until(lambda: self.client.call("encryption_key.list")["keys"][0]["ids"], "the keys")
 
         self.start(tenants=tenants, more=more)
         keys_come()

@@ -175,8 +175,8 @@ class Shared(Encrypted):
             old = file.read().strip()
         fresh = secrets.token_hex(32)
         self.key_file("one", old, fresh)
-        first.client.call("key.reload")
-        self.until(lambda: not first.client.call("key.list")["keys"][0]["reading"], "the keys' reading")
+        first.client.call("encryption_key.reload")
+        self.until(lambda: not first.client.call("encryption_key.list")["keys"][0]["reading"], "the keys' reading")
         self.assertEqual(set(first.region.dump([8, 9], [0, 1])), {OK})
         self.until(lambda: len(self.files()) == 5, "their writing")
         self.assertEqual(len({data[64:72] for data in self.contents().values()}), 2)
@@ -193,14 +193,14 @@ class Shared(Encrypted):
         self.counted(first, {1: 2})
 
     def counted(self, host, files):
-        """What `ucmctl key files` says of each of the host's keys, by their order; an old key may go when it is in no list."""
-        ids = host.client.call("key.list")["keys"][0]["ids"]
+        """What `ucmctl encryption-key files` says of each of the host's keys, by their order; an old key may go when it is in no list."""
+        ids = host.client.call("encryption_key.list")["keys"][0]["ids"]
         listed = json.loads(self.key_files("--json").stdout)
         self.assertEqual({ids.index(key["key"]): key["files"] for key in listed["keys"]}, files)
         self.assertEqual([listed[what] for what in ("damaged", "unread")] + [listed["plaintext"]["files"]], [0, 0, 0])
 
     def key_files(self, *more, directory=None):
-        return subprocess.run([UCMCTL, "key", "files", directory or self.root, *more], capture_output=True, text=True, timeout=60)
+        return subprocess.run([UCMCTL, "encryption-key", "files", directory or self.root, *more], capture_output=True, text=True, timeout=60)
 
     def test_what_else_lies_on_a_root_is_counted_apart(self):
         """By an operator who counts what a key has encrypted: plain and damaged files; and what is no root."""
@@ -213,7 +213,7 @@ class Shared(Encrypted):
         size = os.path.getsize(next(path for path, data in self.contents().items() if data[4] == 1))
         done = self.key_files()
         self.assertEqual(done.returncode, 0, done.stderr)
-        (key,) = host.client.call("key.list")["keys"][0]["ids"]
+        (key,) = host.client.call("encryption_key.list")["keys"][0]["ids"]
         self.assertRegex(done.stdout, rf"(?m)^{key} +2 +[0-9.]+ KiB$")
         self.assertRegex(done.stdout, rf"(?m)^not encrypted +2 +{2 * size / 1024:.1f} KiB$")
         self.assertIn("1 files are damaged, or no block files", done.stdout)
@@ -249,8 +249,8 @@ class Shared(Encrypted):
             self.key_file("one", *lines)
             host.fill(1)
             with self.assertRaises(Closed):
-                host.client.call("key.reload")
-                self.until(lambda: not host.client.call("key.list")["keys"][0]["reading"], "the keys' reading")  # noqa: B023
+                host.client.call("encryption_key.reload")
+                self.until(lambda: not host.client.call("encryption_key.list")["keys"][0]["reading"], "the keys' reading")  # noqa: B023
                 host.region.dump([name], [0])
                 self.until(lambda: host.client.call("stats") and False, "its end")  # noqa: B023
             self.ended(host, point)

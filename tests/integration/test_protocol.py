@@ -237,7 +237,7 @@ class Requests(Case):
             "lookup": one, "release": {"lease": 1}, "load": move, "load_prefix": move, "dump": move, "prefetch": one, "cancel": {"msgid": 0},
             "pin": one, "unpin": one, "evict": one, "namespace.purge": one, "stats": {}, "health": {},
             "namespace.list": {}, "ls": {"ns": ns}, "inspect": {"ns": ns, "key": keys(1)}, "verify": {"ns": ns},
-            "shared.gc": {}, "config.reload": {}, "config.get": {}, "key.list": {}, "key.reload": {},
+            "shared.gc": {}, "config.reload": {}, "config.get": {}, "encryption_key.list": {}, "encryption_key.reload": {},
             "bypass": {}, "trace": {"op": 1},
             "tenant.list": {}, "tenant.set": {"tenant": "uid:7", "settings": "weight=100"}, "tenant.reset": {"tenant": "uid:7"},
             "region.unregister": {"region": region.number}, "region.challenge": {},

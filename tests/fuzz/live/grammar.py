@@ -551,7 +551,7 @@ class Generator:
         number = ns.ref if self.chance(0.7) else self.random.randint(1, 12)
         method, params = some(("ls", {"ns": number}), ("inspect", {"ns": number, "key": {"keys": [self.random.randrange(KEYS)]}}),
                               ("verify", {"ns": number}), ("namespace.list", {}), ("tenant.list", {}), ("stats", {}), ("health", {}),
-                              ("key.list", {}), ("events.list", {"ns": number}), ("config.get", {}),
+                              ("encryption_key.list", {}), ("events.list", {"ns": number}), ("config.get", {}),
                               ("lookup", {"ns": number, "keys": {"keys": [0, 1, 2]}}), ("lookup_table.open", {"ns": number}),
                               ("hello", {"version_min": 1, "version_max": some(1, 2, 5), "client": "again"}))
         self.call(conn, method, **params)
@@ -577,7 +577,7 @@ class Generator:
                               ("shared.gc", {}), ("trace", {"op": some(0, 1, 2)}), ("config.reload", {}),
                               ("bypass", {"ns": ns.ref, "load": some(0, 1, 2, 2), "store": some(0, 1, 2, 2)}), ("bypass", {"load": 2, "store": 2}),
                               ("tenant.set", {"tenant": tenant, "settings": some(f"dram.max={mib}", f"nvme.max={mib}", f"dram.min={mib}", "weight=3")}),
-                              ("tenant.reset", {"tenant": tenant}), ("key.reload", {}), ("evict", {"ns": ns.ref, "tier": 1}))
+                              ("tenant.reset", {"tenant": tenant}), ("encryption_key.reload", {}), ("evict", {"ns": ns.ref, "tier": 1}))
         self.add("operator" if self.chance(0.8) else "call", conn, m=method, p=params)
 
     def act_keys(self, conn):

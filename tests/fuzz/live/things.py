@@ -68,7 +68,7 @@ def of(thing, field):
 
 OPS = {"connect": "hello", "region": "region.register", "unregister": "region.unregister", "dump": "dump", "load": "load", "gather": "gather",
        "select": "select", "mapping": "mapping.open", "pin": "mapping.ref", "release": "mapping.release", "close": "mapping.close",
-       "cancel": "cancel", "rekey": "key.reload"}
+       "cancel": "cancel", "rekey": "encryption_key.reload"}
 
 
 def method_of(op):
@@ -83,6 +83,6 @@ METHODS = {
     "prefetch", "load", "dump", "cancel", "pin", "unpin", "evict", "stats", "health", "namespace.list", "namespace.purge", "ls",
     "inspect", "verify", "shared.gc", "trace", "summary.open", "summary.build", "sequence.open", "sequence.append", "sequence.close",
     "select", "sequence.prefetch", "encoding.open", "mapping.open", "mapping.ref", "mapping.unref", "mapping.release", "mapping.close",
-    "config.reload", "config.get", "bypass", "gather", "lookup_table.open", "load_prefix", "key.list", "key.reload", "tenant.list",
+    "config.reload", "config.get", "bypass", "gather", "lookup_table.open", "load_prefix", "encryption_key.list", "encryption_key.reload", "tenant.list",
     "tenant.set", "tenant.reset", "events", "events.list", "events.metadata"}
 assert set(ENCODINGS) == {"fp8", "int8", "q4", "lossless"} and TENANTS <= 3

@@ -289,7 +289,7 @@ class World:
 
     def do_rekey(self, peer, op):
         self.daemon.rekey()
-        self.do_operator(peer, {"m": "key.reload", "p": {}})
+        self.do_operator(peer, {"m": "encryption_key.reload", "p": {}})
 
     def do_region(self, peer, op):
         fragments = [self.value(fragment) for fragment in op["fragments"]]

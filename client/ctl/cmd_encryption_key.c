@@ -1,4 +1,5 @@
-/* key: tenants' keys for encryption at rest. The source of the configuration has them; the daemon reads it again when told to. */
+/* encryption-key: tenants' keys for encryption at rest. The source of the configuration has them;
+ * the daemon reads it again when told to. */
 #include "client/ctl/ctl.h"
 
 #include <errno.h>
@@ -110,11 +111,11 @@ static int look(const struct args *a, const msgpack_object *result)
 static int reload(const struct args *a)
 {
     struct msg_key_reload m = {.tenant = {seen.tenant, (uint32_t)strlen(seen.tenant)}};
-    int rc = ctl_show(a, UCM_METHOD_KEY_RELOAD, &m, look);
+    int rc = ctl_show(a, UCM_METHOD_ENCRYPTION_KEY_RELOAD, &m, look);
 
     for (int ms = 0; rc == CTL_OK && seen.reading && ms < WAIT_MS; ms += POLL_MS) {
         (void)nanosleep(&(struct timespec){.tv_nsec = POLL_MS * 1000000L}, NULL);
-        rc = ctl_show(a, UCM_METHOD_KEY_LIST, NULL, look);
+        rc = ctl_show(a, UCM_METHOD_ENCRYPTION_KEY_LIST, NULL, look);
     }
     if (rc != CTL_OK)
         return rc;
@@ -127,7 +128,7 @@ static int reload(const struct args *a)
 static int rotate(const struct args *a)
 {
     char before[sizeof seen.current];
-    int rc = ctl_show(a, UCM_METHOD_KEY_LIST, NULL, look);
+    int rc = ctl_show(a, UCM_METHOD_ENCRYPTION_KEY_LIST, NULL, look);
 
     memcpy(before, seen.current, sizeof before);
     if (rc == CTL_OK)
@@ -174,12 +175,12 @@ static int read_again(const struct args *a)
     return rc;
 }
 
-int cmd_key(const struct args *a)
+int cmd_encryption_key(const struct args *a)
 {
     const char *what = a->n_words > 0 ? a->word[0] : "list";
 
     if (strcmp(what, "list") == 0 && a->n_words <= 1)
-        return ctl_show(a, UCM_METHOD_KEY_LIST, NULL, print_list);
+        return ctl_show(a, UCM_METHOD_ENCRYPTION_KEY_LIST, NULL, print_list);
     if (a->n_words > 1)
         seen.tenant = a->word[1];
     if (strcmp(what, "reload") == 0 && a->n_words == 2)
@@ -191,5 +192,6 @@ int cmd_key(const struct args *a)
     if (strcmp(what, "files") == 0 && a->n_words == 2)
         return key_files(a, a->word[1]);
     return program_usage_error(
-        a, "'key' wants list, files DIR, reload TENANT, rotate TENANT or forget TENANT ID");
+        a,
+        "'encryption-key' wants list, files DIR, reload TENANT, rotate TENANT or forget TENANT ID");
 }
