@@ -1,4 +1,4 @@
-/* namespaces, ls, inspect: what is cached, and where. */
+/* namespace, ls, inspect: what is cached, and where. */
 #include "client/ctl/ctl.h"
 
 #include <inttypes.h>
@@ -68,9 +68,9 @@ static int listing_print(struct listing *l, const struct args *a, cJSON *documen
     return CTL_OK;
 }
 
-/* ---- namespaces ---- */
+/* ---- namespace ---- */
 
-int cmd_namespaces(const struct args *a)
+int cmd_namespace(const struct args *a)
 {
     static const struct ctl_column columns[] = {{">NS", "ns", SHOW_NUMBER},
                                                 {"FINGERPRINT", "fingerprint", SHOW_PREFIX},
@@ -90,8 +90,11 @@ int cmd_namespaces(const struct args *a)
                                                 {"BASE", "base_fingerprint", SHOW_PREFIX},
                                                 {0}};
     struct listing l = {.field = "namespaces", .columns = columns};
-    int rc = listing_read(&l, a, UCM_METHOD_NS_LIST, 0, 0);
+    int rc;
 
+    if (a->n_words > 0 && strcmp(a->word[0], "list") != 0)
+        return program_usage_error(a, "'namespace' wants nothing, or list, not '%s'", a->word[0]);
+    rc = listing_read(&l, a, UCM_METHOD_NS_LIST, 0, 0);
     return rc != CTL_OK ? rc
                         : listing_print(&l, a, args_given(a, "json") ? cJSON_CreateObject() : NULL);
 }

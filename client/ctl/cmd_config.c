@@ -1,8 +1,9 @@
-/* config, reload: what the daemon runs with, and what a changed file changes of that. */
+/* config: what the daemon runs with, and what a changed file changes of that. */
 #include "client/ctl/ctl.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 static void print_changes(const msgpack_object *result, const char *array, const char *title)
 {
@@ -50,7 +51,7 @@ static int print_reload(const struct args *a, const msgpack_object *result)
     return CTL_OK;
 }
 
-int cmd_reload(const struct args *a)
+static int reload(const struct args *a)
 {
     return ctl_show(a, UCM_METHOD_CONFIG_RELOAD, NULL, print_reload);
 }
@@ -104,6 +105,12 @@ static int print_config(const struct args *a, const msgpack_object *result)
 
 int cmd_config(const struct args *a)
 {
+    if (a->n_words > 0 && strcmp(a->word[0], "reload") != 0)
+        return program_usage_error(a, "'config' wants nothing, or reload, not '%s'", a->word[0]);
+    if (a->n_words > 0 && (args_given(a, "import") || args_given(a, "changed")))
+        return program_usage_error(a, "'config reload' takes neither --import nor --changed");
+    if (a->n_words > 0)
+        return reload(a);
     if (args_given(a, "import") && (args_given(a, "json") || args_given(a, "changed")))
         return program_usage_error(a, "--import prints a configuration file, and takes neither "
                                       "--json nor --changed");

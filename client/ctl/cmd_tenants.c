@@ -1,11 +1,11 @@
-/* tenants: what each has and is given. tenant: changes that. */
+/* tenant: what each tenant has and is given, and changes of that. */
 #include "client/ctl/ctl.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- tenants ---- */
+/* ---- tenant list ---- */
 
 static const char *name_of(cJSON *tenant)
 {
@@ -113,16 +113,16 @@ static int tenants_print(cJSON **all, uint32_t n)
     return ctl_table_end(&t);
 }
 
-int cmd_tenants(const struct args *a)
+static int list(const struct args *a)
 {
-    cJSON **all = NULL, *j = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(j, "tenants");
+    cJSON **all = NULL, *j = cJSON_CreateObject(), *array = cJSON_AddArrayToObject(j, "tenants");
     uint32_t n = 0;
     int rc = tenants_read(a, &all, &n);
 
     if (rc == CTL_OK && !args_given(a, "json"))
         rc = tenants_print(all, n);
     for (uint32_t i = 0; i < n; i++)
-        if (!list || !cJSON_AddItemToArray(list, all[i]))
+        if (!array || !cJSON_AddItemToArray(array, all[i]))
             cJSON_Delete(all[i]);
     free(all);
     if (rc == CTL_OK && args_given(a, "json"))
@@ -131,7 +131,7 @@ int cmd_tenants(const struct args *a)
     return rc;
 }
 
-/* ---- tenant ---- */
+/* ---- tenant set, tenant reset ---- */
 
 static int settings_join(const struct args *a, char text[UCM_MAX_SETTINGS_BYTES + 1])
 {
@@ -158,13 +158,18 @@ static int changed(const struct args *a, const msgpack_object *result)
 
 int cmd_tenant(const struct args *a)
 {
-    bool set = strcmp(a->word[0], "set") == 0, reset = strcmp(a->word[0], "reset") == 0;
+    const char *what = a->n_words > 0 ? a->word[0] : "list";
+    bool set = strcmp(what, "set") == 0, reset = strcmp(what, "reset") == 0;
     char text[UCM_MAX_SETTINGS_BYTES + 1] = "";
-    struct proto_str name = {a->word[1], (uint32_t)strlen(a->word[1])};
+    struct proto_str name;
     int rc;
 
-    if (!set && !reset)
-        return program_usage_error(a, "'tenant' wants set or reset, not '%s'", a->word[0]);
+    if (strcmp(what, "list") == 0 && a->n_words <= 1)
+        return list(a);
+    if ((!set && !reset) || a->n_words < 2)
+        return program_usage_error(
+            a, "'tenant' wants list, set NAME KEY=VALUE... or reset NAME, not '%s'", what);
+    name = (struct proto_str){a->word[1], (uint32_t)strlen(a->word[1])};
     if (reset && a->n_words > 2)
         return program_usage_error(a, "'tenant reset' takes a name only; it resets all settings");
     if (set && a->n_words == 2)

@@ -1,5 +1,5 @@
-/* What `ucmctl --help` shows; commands_*.c have the commands, by group. pages.py makes the manual page and the
- * shells' completion of it. */
+/* What `ucmctl --help` shows; commands_*.c have the commands, by group. pages.py makes the manual
+ * page and the shells' completion of it. */
 #include "client/ctl/ctl.h"
 
 #include "proto/build.h"
@@ -34,7 +34,7 @@ const struct program ctl_program = {
             "Examples:\n"
             "  ucmctl status                     is it running and healthy?\n"
             "  ucmctl stats --watch 1            what is it doing?\n"
-            "  ucmctl namespaces                 whose cache is this?\n"
+            "  ucmctl namespace list             whose cache is this?\n"
             "  ucmctl ls 1 --limit 20            what is in namespace 1?\n"
             "  ucmctl purge 1 --yes              new weights under an old name: drop all\n"
             "  ucmctl COMMAND --help             more about a command\n",

@@ -73,22 +73,19 @@ static const struct program_command commands[] = {
      "  ucmctl encryption-key files /mnt/kv\n"
      "  ucmctl encryption-key forget team-a 5f3c09a1b2c4d6e8\n",
      NULL, 0, 0, 3, cmd_encryption_key},
-    {"tenant", "set|reset NAME [KEY=VALUE...]", "Change what a tenant is given, at once",
-     "These settings win over tenant_settings of the configuration. They survive a restart of\n"
-     "the daemon, until reset. NAME is one of tenants, uid:N, or '*' for every tenant whose own\n"
-     "settings do not name the key. 'ucmctl tenants' shows what each has. For operators.\n\n"
+    {"tenant", "[list | set NAME KEY=VALUE... | reset NAME]",
+     "Show what each tenant has and is given, or change that at once",
+     "list: GIVEN shows the min and the max size on the tier to its left: see tenant_settings in\n"
+     "ucmd.yaml(5).\n\n"
+     "set: these settings win over tenant_settings of the configuration. They survive a\n"
+     "restart of the daemon, until reset. NAME is one of tenants, uid:N, or '*' for every tenant\n"
+     "whose own settings do not name the key. For operators.\n\n"
      "Examples:\n"
+     "  ucmctl tenant list --json | jq '.tenants[] | {tenant, nvme_bytes}'\n"
      "  ucmctl tenant set team-a dram.min=64GiB weight=300\n"
      "  ucmctl tenant set '*' dram.max=200GiB\n"
      "  ucmctl tenant reset team-a\n",
-     NULL, 0, 2, MAX_SETTINGS_WORDS, cmd_tenant},
-    {"reload", "", "Read the daemon's configuration again, and say what changed",
-     "Lists what changed and what needs a restart. A mistake anywhere in the file changes\n"
-     "nothing: the exit status is 1, with the file, the line and what would be right.\n"
-     "Connections keep the tenant and the rights that they have. For operators.\n\n"
-     "Example:\n"
-     "  ucmctl reload\n",
-     NULL, 0, 0, 0, cmd_reload},
+     NULL, 0, 0, MAX_SETTINGS_WORDS, cmd_tenant},
 };
 
 const struct program_group commands_change = {

@@ -71,20 +71,14 @@ static const struct program_command commands[] = {
      "  ucmctl top\n"
      "  ucmctl top --json --interval 10 --count 6\n",
      PROGRAM_OPTIONS(top_options), 0, 0, cmd_top},
-    {"namespaces", "", "The namespaces and what each holds",
+    {"namespace", "[list]", "The namespaces and what each holds",
      "Other commands name a namespace by its number or by the first digits of its\n"
      "fingerprint. A restart of the daemon changes the number, never the fingerprint.\n"
      "RATIO is how much smaller the blocks of an encoded namespace are than those of its\n"
      "base; its encoding is at the end of LAYOUT.\n\n"
      "Example:\n"
-     "  ucmctl namespaces\n",
-     NULL, 0, 0, 0, cmd_namespaces},
-    {"tenants", "", "What each tenant has, and is given",
-     "GIVEN shows the guaranteed and the maximum size on the tier to its left: see\n"
-     "tenant_settings in ucmd.yaml(5), and 'ucmctl tenant'.\n\n"
-     "Example:\n"
-     "  ucmctl tenants --json | jq '.tenants[] | {tenant, nvme_bytes}'\n",
-     NULL, 0, 0, 0, cmd_tenants},
+     "  ucmctl namespace list\n",
+     NULL, 0, 0, 1, cmd_namespace},
     {"ls", "NS", "The blocks of a namespace, in no particular order",
      "Examples:\n  ucmctl ls 1\n  ucmctl ls 3fa94c --limit 1000 --json | jq -r '.blocks[].key'\n",
      PROGRAM_OPTIONS(ls_options), 1, 1, cmd_ls},
@@ -130,17 +124,21 @@ static const struct program_command commands[] = {
      "  ucmctl health --live --timeout 10 || systemctl restart ucmd\n"
      "  ucmctl health --ready && systemctl start engine\n",
      PROGRAM_OPTIONS(health_options), 0, 0, cmd_health},
-    {"config", "", "What the daemon runs with, and where each value came from",
+    {"config", "[reload]", "What the daemon runs with, and where each value came from",
      "A value's source is the default, FILE:LINE, a variable such as UCMD_ARENA_SIZE, or\n"
      "--set. A key that a reload can't change shows what the next start will take. For\n"
      "operators.\n\n"
+     "reload: reads the configuration again. It lists what changed and what needs a restart. A\n"
+     "mistake anywhere in the file changes nothing: the exit status is 1, with the file, the\n"
+     "line and what would be right. Connections keep their tenant and rights.\n\n"
      "--import reads a configuration of UCM. It prints the settings that both have, and a\n"
      "comment for each line that has no counterpart.\n\n"
      "Examples:\n"
      "  ucmctl config --changed\n"
+     "  ucmctl config reload\n"
      "  ucmctl config --import ucm_config.yaml > ucmd.yaml\n"
      "  ucmctl config --json | jq -r '.keys[] | select(.key == \"arena.size\") | .value'\n",
-     PROGRAM_OPTIONS(config_options), 0, 0, cmd_config},
+     PROGRAM_OPTIONS(config_options), 0, 1, cmd_config},
     {"version", "", "Versions of ucmctl, its library and the daemon",
      "Example:\n  ucmctl version --json\n", NULL, 0, 0, 0, cmd_version},
 };

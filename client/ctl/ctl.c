@@ -270,7 +270,7 @@ int ctl_namespace_find(const struct args *a, const char *name, struct ctl_namesp
                             search.found, name);
     return program_fail(CTL_ERROR,
                         "no namespace '%s': give its number or the first %d digits or more of its "
-                        "fingerprint, as '%s namespaces' shows them",
+                        "fingerprint, as '%s namespace list' shows them",
                         name, CTL_FINGERPRINT_DIGITS, program_name());
 }
 

@@ -116,8 +116,7 @@ int cmd_version(const struct args *a);
 int cmd_stats(const struct args *a);
 int cmd_top(const struct args *a);
 int cmd_shared(const struct args *a);
-int cmd_namespaces(const struct args *a);
-int cmd_tenants(const struct args *a);
+int cmd_namespace(const struct args *a);
 int cmd_tenant(const struct args *a);
 int cmd_ls(const struct args *a);
 int cmd_inspect(const struct args *a);
@@ -126,7 +125,6 @@ int cmd_pin(const struct args *a);
 int cmd_unpin(const struct args *a);
 int cmd_purge(const struct args *a);
 int cmd_verify(const struct args *a);
-int cmd_reload(const struct args *a);
 int cmd_bypass(const struct args *a);
 int cmd_encryption_key(const struct args *a);
 /* cmd_encryption_key_files.c: which keys have encrypted the files of a root, which is mounted

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 #: A word of a command that a shell completes by the first column of what another command prints.
-SOURCES = {("ucmctl", "NS"): "namespaces"}
+SOURCES = {("ucmctl", "NS"): "namespace list"}
 SECTIONS = {"ucmd": "8"}
 SEE_ALSO = {"ucmctl": "ucmd(8), ucmd.yaml(5), ucm-bench(1)", "ucm-bench": "ucmctl(1), ucmd(8)", "ucmd": "ucmd.yaml(5), ucmctl(1)",
             "ucmevents": "ucmd(8), ucmctl(1)"}
@@ -206,7 +206,11 @@ def of_option(p, o):
 
 
 def of_words(p, c):
-    return [Value(p, word) for word in re.findall(r"[^ \[\]]+", c.words)]
+    """Of words with alternatives the first word alone."""
+    alternatives = [re.findall(r"[^ \[\]]+", words) for words in c.words.split(" | ")]
+    if len(alternatives) > 1:
+        return [Value(p, "|".join(words[0] for words in alternatives))]
+    return [Value(p, word) for word in alternatives[0]]
 
 
 def template(text, p, **more):

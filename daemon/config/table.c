@@ -162,10 +162,11 @@ static const char *item_encryption(const char *text)
 #define RANGE(min_, max_) .min = min_, .max = max_
 
 const struct config_section config_sections[] = {
-    {"", "Configuration of ucmd. Each key's comment ends with its default. Sizes are whole numbers "
-         "with B, KiB, MiB, GiB or TiB (none: bytes). Durations are whole numbers with ms, s, min "
-         "or h. 'ucmd --check --config FILE' checks a changed file. 'ucmctl reload' and SIGHUP "
-         "reload the keys that are marked (reloadable). The others take effect at the next start."},
+    {"",
+     "Configuration of ucmd. Each key's comment ends with its default. Sizes are whole numbers "
+     "with B, KiB, MiB, GiB or TiB (none: bytes). Durations are whole numbers with ms, s, min "
+     "or h. 'ucmd --check --config FILE' checks a changed file. 'ucmctl config reload' and SIGHUP "
+     "reload the keys that are marked (reloadable). The others take effect at the next start."},
     {"encryption", "Encryption of blocks on NVMe and on the shared tier (docs/security.md)."},
     {"log", "The log, on standard error: one line for each event."},
     {"metrics", "HTTP for monitoring: /metrics for Prometheus, /live and /ready for probes "

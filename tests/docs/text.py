@@ -28,7 +28,7 @@ def read(path):
 
 CODE = re.compile("|".join((
     r"`[^`]+`",                                  # code already
-    r"'(?P<command>ucm[\w-]* [^']+)'",           # 'ucmctl reload'
+    r"'(?P<command>ucm[\w-]* [^']+)'",           # 'ucmctl config reload'
     r"docs/(?P<page>[\w/-]+)\.md",               # a page: a link
     r"\[[^\]]*\]\([^)]*\)",                      # a link already
     r'"[^"]*"',                                  # a value

@@ -170,13 +170,13 @@ static void count_over_restart(bool kill)
     cr_expect_eq(was[1].nvme_bytes, BLOCKS / 2 * two.layers * two.layer_bytes);
     cr_expect_eq(metric(one.client, "nvme_bytes_used"),
                  BLOCKS * stride(&one) + BLOCKS / 2 * stride(&two));
-    ucmctl("tenants --json", before, sizeof(before));
+    ucmctl("tenant list --json", before, sizeof(before));
     cr_expect_not_null(strstr(before, "alpha"), "%s", before);
     restart(kill);
     expect_same(was, 2);
     cr_expect_eq(metric(one.client, "nvme_bytes_used"),
                  BLOCKS * stride(&one) + BLOCKS / 2 * stride(&two));
-    ucmctl("tenants --json", after, sizeof(after));
+    ucmctl("tenant list --json", after, sizeof(after));
     cr_expect_str_eq(after, before);
 }
 
@@ -204,7 +204,7 @@ Test(accounting, tenants_of_earlier_runs_are_counted_as_theirs)
     worker_store(&one, 0, 8);
     cr_assert(metric_reaches(one.client, "nvme_writes", 8, 20000));
     cr_assert_eq(spaces_read(was), 4u);
-    ucmctl("tenants", out, sizeof(out));
+    ucmctl("tenant list", out, sizeof(out));
     cr_expect_not_null(strstr(out, "alpha"), "%s", out);
     cr_expect_not_null(strstr(out, "beta"), "%s", out);
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""What an operator changes of a running daemon: `config.reload`, as the wire has it and as `ucmctl reload` prints it; and who
+"""What an operator changes of a running daemon: `config.reload`, as the wire has it and as `ucmctl config reload` prints it; and who
 is an operator, and whose tenant, from namespaces of its own."""
 
 import json
@@ -71,14 +71,14 @@ class Reload(Configured):
 
     def test_ucmctl_prints_it_and_a_refusal_is_its_exit_status(self):
         self.daemon.configure("log:\n  level: warn\nnvme:\n  queue_depth: 8\n")
-        done = self.ctl("reload")
+        done = self.ctl("config", "reload")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertRegex(done.stdout, r"changed:\n  log.level: info -> warn\nneeds a restart.*:\n  nvme.queue_depth: 128 -> 8\n$")
         self.daemon.configure("log:\n  level: loud\n")
-        done = self.ctl("reload")
+        done = self.ctl("config", "reload")
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         self.assertRegex(done.stderr, r'nothing changed: .*/ucmd.yaml:2: log.level: "loud" .* error, warn, info, debug')
-        done = self.ctl("reload", "--json")
+        done = self.ctl("config", "reload", "--json")
         self.assertEqual((done.returncode, json.loads(done.stdout)["line"]), (1, 2))
 
     def test_sighup_logs_the_same(self):
@@ -312,7 +312,7 @@ class Bypass(Configured):
     def test_a_tenant_that_is_gone_gets_rid_of_its_bypass(self):
         client = self.client()
         self.reload(self.config + "tenants: [team uid:4711]\n")
-        self.assertEqual(self.ctl("tenants").stdout, "no tenant has a namespace\n")
+        self.assertEqual(self.ctl("tenant", "list").stdout, "no tenant has a namespace\n")
         self.assertEqual(len(client.call("bypass", tenant="team", load=1)["bypassed"]), 1)
         self.reload(self.config)
         self.assertEqual(client.call("bypass", tenant="team", load=2), {"bypassed": []})
@@ -364,7 +364,7 @@ class Tenants(Configured):
     def test_ucmctl_lists_every_tenant_in_order(self):
         for uid in (2003, 2001, 2004, 2002):  # the last one belongs between others
             self.client(uid=uid).open(DEMO)
-        listed = [entry["tenant"] for entry in json.loads(self.ctl("tenants", "--json").stdout)["tenants"]]
+        listed = [entry["tenant"] for entry in json.loads(self.ctl("tenant", "list", "--json").stdout)["tenants"]]
         self.assertEqual(listed, sorted(listed))
         self.assertLessEqual({f"uid:{uid}" for uid in (2001, 2002, 2003, 2004)}, set(listed))
 
@@ -406,14 +406,14 @@ class Tenants(Configured):
 
         def ctl(*words):
             return self.ctl(*words, user=USERS["a"])
-        namespaces = json.loads(ctl("namespaces", "--json").stdout)["namespaces"]
+        namespaces = json.loads(ctl("namespace", "list", "--json").stdout)["namespaces"]
         self.assertEqual([entry["tenant"] for entry in namespaces], ["team-a"])
-        self.assertEqual([entry["tenant"] for entry in json.loads(ctl("tenants", "--json").stdout)["tenants"]], ["team-a"])
+        self.assertEqual([entry["tenant"] for entry in json.loads(ctl("tenant", "list", "--json").stdout)["tenants"]], ["team-a"])
         name = namespaces[0]["fingerprint"][:8]
         self.assertEqual(len(json.loads(ctl("ls", name, "--json").stdout)["blocks"]), 2)
         self.assertEqual(ctl("verify").returncode, 0)
         self.assertEqual(ctl("purge", name, "--yes").stdout, "2 blocks purged\n")
-        theirs = [entry for entry in json.loads(self.ctl("namespaces", "--json").stdout)["namespaces"]
+        theirs = [entry for entry in json.loads(self.ctl("namespace", "list", "--json").stdout)["namespaces"]
                   if entry["tenant"] != "team-a"]
         self.assertEqual(theirs[0]["blocks"], 2)
         done = ctl("ls", theirs[0]["fingerprint"][:8])
@@ -491,7 +491,7 @@ class Containers(Configured):
         self.assertEqual(self.seen(*self.pid_ns, *as_admin), ("uid:1001", False))
         self.assertEqual(self.seen("unshare", "--mount"), ("uid:0", True))
         self.assertIn("container-shares", self.daemon.log())
-        done = subprocess.run([*self.pid_ns, UCMCTL, "--socket", self.daemon.socket, "reload"], capture_output=True,
+        done = subprocess.run([*self.pid_ns, UCMCTL, "--socket", self.daemon.socket, "config", "reload"], capture_output=True,
                               text=True, timeout=TIMEOUT_S, check=False)
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stderr, "for operators.*from a container only if `container_admins` says so")

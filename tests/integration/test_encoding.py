@@ -75,7 +75,7 @@ class Encodings(EncodingCase):
 
     def test_ucmctl_shows_base_and_ratio(self):
         engine = self.engine("fp8")
-        done = self.daemon.ctl("namespaces", check=True)
+        done = self.daemon.ctl("namespace", "list", check=True)
         listed, base = engine.listed(), engine.listed(engine.base)
         ratio = f"{LAYER / listed['layer_bytes']:.2f}"
         self.assertRegex(done.stdout, rf"(?m)^ *{engine.ns} .* encoding/1/fp8 .* {ratio} +{base['fingerprint'].hex()[:12]} *$")

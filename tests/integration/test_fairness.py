@@ -72,7 +72,7 @@ class Tenants(Case):
         got = [(a[0] - b[0], a[1] - b[1]) for a, b in zip(after, before)]
         listed = {tenant["tenant"]: tenant for tenant in self.operator.call("tenant.list")["tenants"]}
         self.assertEqual([listed[f"uid:{FIRST_UID + i}"][resource + "_due_bytes"] for i in range(len(after))], [due for _, due in after])
-        rows = self.daemon.ctl("tenants", check=True).stdout
+        rows = self.daemon.ctl("tenant", "list", check=True).stdout
         for i, (had, due) in enumerate(after):
             shown = re.search(rf"(?m)^uid:{FIRST_UID + i} .* (\S+) +(\S+) +\S+$", rows)
             self.assertEqual(shown[1 if resource == "bus" else 2], f"{had / due:.2f}" if due else "-", rows)

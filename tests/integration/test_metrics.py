@@ -170,7 +170,7 @@ class Exposition(unittest.TestCase):
         self.assertEqual(tenant["blocks"], stats["metrics"]["blocks"] + stats["metrics"]["blocks_partial"])
         self.assertGreaterEqual(stats["metrics"]["lookup_hits"], stats["metrics"]["lookup_hits_dram"])
         self.assertGreater(stats["metrics"]["lookup_hits_dram"], 0)
-        (ns,) = json.loads(self.daemon.ctl("--json", "namespaces").stdout)["namespaces"]
+        (ns,) = json.loads(self.daemon.ctl("--json", "namespace", "list").stdout)["namespaces"]
         for name in ("lookups", "lookup_keys", "lookup_hits", "loads", "load_bytes", "dumps", "dump_bytes",
                      "evicted_blocks"):
             self.assertEqual(ns[name], tenant[name], name)

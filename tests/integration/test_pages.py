@@ -29,7 +29,7 @@ def run(*command, check=True, **options):
 
 def commands_of(program):
     text = run(program, "--help").stdout
-    found = re.findall(r"^  ([a-z]+)\b", text[:text.index("\nOptions:")], re.M)
+    found = re.findall(r"^  ([a-z-]+)\b", text[:text.index("\nOptions:")], re.M)
     return [name for name in found if name != "help"]
 
 

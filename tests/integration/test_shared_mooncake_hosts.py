@@ -121,7 +121,7 @@ class Stores(OwnDaemons, Case):
         self.assertEqual(purged.returncode, 1)
         self.assertRegex(purged.stderr, "gone from this host.*lists no files.*remove them at the store")
         self.until(lambda: host.loaded(right) == BLOCKS, "their return")
-        listed = json.loads(host.daemon.ctl("namespaces", "--json").stdout)["namespaces"]
+        listed = json.loads(host.daemon.ctl("namespace", "list", "--json").stdout)["namespaces"]
         fingerprint = next(ns["fingerprint"] for ns in listed if ns["ns"] == host.ns)
         pattern = f"^{self.prefix}/blocks/../[0-9a-f]+-{fingerprint[:32]}-..$"
         self.assertEqual(ask("DELETE", f"?matching={urllib.parse.quote(pattern)}"), (200, str(BLOCKS).encode()))

@@ -39,7 +39,7 @@ class Own(OwnDaemons, Case):
         return self.daemon.ctl(*words)
 
     def tenants(self):
-        return {each["tenant"]: each for each in json.loads(self.ctl("tenants", "--json").stdout)["tenants"]}
+        return {each["tenant"]: each for each in json.loads(self.ctl("tenant", "list", "--json").stdout)["tenants"]}
 
     def worker(self, uid, blocks=8):
         client = self.client(uid=uid)
@@ -134,8 +134,8 @@ class Settings(Own):
         self.until(lambda: self.tenants()["quiet"]["shared_bytes"] == 4 * BLOCK, "what was written to the root")
 
         def row():
-            return re.search(r"(?m)^quiet .*$", self.ctl("tenants").stdout)[0]
-        self.assertRegex(self.ctl("tenants").stdout, r"^TENANT +NAMESPACES +BLOCKS +DRAM +GIVEN +NVME +GIVEN +SHARED +GIVEN +WEIGHT +OF BUS +OF NVME +OF SHARED")
+            return re.search(r"(?m)^quiet .*$", self.ctl("tenant", "list").stdout)[0]
+        self.assertRegex(self.ctl("tenant", "list").stdout, r"^TENANT +NAMESPACES +BLOCKS +DRAM +GIVEN +NVME +GIVEN +SHARED +GIVEN +WEIGHT +OF BUS +OF NVME +OF SHARED")
         self.assertRegex(row(), r"^quiet +1 +4 +2\.0 MiB +4\.0 MiB to 12\.0 MiB +2\.0 MiB +8\.0 MiB to 32\.0 MiB +"
                                 r"2\.0 MiB +16\.0 MiB to 64\.0 MiB +200 +- +- +-$")
         self.ctl("tenant", "set", "quiet", "weight=300", "dram.min=0", "dram.max=0", "shared.max=0")

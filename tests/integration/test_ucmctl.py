@@ -18,8 +18,8 @@ from daemon import TOP, UCMCTL, Daemon, ctl, until
 UCM_BENCH = os.environ.get("UCM_BENCH", os.path.join(TOP, "build/ucm-bench"))
 
 OK, ERROR, USAGE, NO_DAEMON, UNHEALTHY, CORRUPT = range(6)
-COMMANDS = ["status", "stats", "namespaces", "ls", "inspect", "evict", "pin", "unpin", "purge", "verify",
-            "shared", "trace", "health", "version", "reload", "config", "bypass"]
+COMMANDS = ["status", "stats", "namespace", "tenant", "ls", "inspect", "evict", "pin", "unpin", "purge", "verify",
+            "shared", "trace", "health", "version", "config", "bypass"]
 REQUESTS = 40
 TIMEOUT_S = 120
 
@@ -161,7 +161,7 @@ class WithDaemon(unittest.TestCase):
         """A namespace of this test's own, with blocks; its entry of `namespaces`."""
         counts = replay(self.daemon.socket, self.model)
         self.assertEqual(counts["differing"], 0)
-        found = [n for n in self.json("namespaces")["namespaces"] if n["model"] == self.model]
+        found = [n for n in self.json("namespace", "list")["namespaces"] if n["model"] == self.model]
         self.assertEqual(len(found), 1)
         self.assertEqual(found[0]["blocks"], counts["dumped"])
         return found[0]
@@ -232,7 +232,7 @@ class WithDaemon(unittest.TestCase):
         keys = self.keys(ns["ns"])
         self.assertEqual(len(keys), ns["blocks"])
         self.assertEqual(len(set(keys)), len(keys))
-        table = self.run_ctl("namespaces").stdout
+        table = self.run_ctl("namespace", "list").stdout
         self.assertRegex(table, rf"(?m)^ *{ns['ns']} +{ns['fingerprint'][:12]} .*{self.model}")
 
     def test_ls_goes_on_where_it_ended(self):

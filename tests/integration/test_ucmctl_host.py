@@ -60,7 +60,7 @@ class Doctor(unittest.TestCase):
         # Alongside the cache, where the daemon has it; and nothing is left there, nor in the cache.
         self.assertIn(daemon.store, found["disk speed"]["text"])
         self.assertLessEqual({*os.listdir(daemon.store)}, {"ucmd.cache", "ucmd.index", "ucmd.namespaces"})
-        (ns,) = json.loads(daemon.ctl("namespaces", "--json").stdout)["namespaces"]
+        (ns,) = json.loads(daemon.ctl("namespace", "list", "--json").stdout)["namespaces"]
         self.assertEqual((ns["model"], ns["blocks"]), ("ucmctl doctor", 0))
         text = daemon.ctl("doctor", "--quick").stdout
         self.assertRegex(text, r"(?m)^ok +round trip +16 MiB dumped, found, loaded and equal")
@@ -241,7 +241,7 @@ class Json(unittest.TestCase):
                 if command in self.WORDS:
                     self.assertIn(done.returncode, (0, 4), f"{command}: {done.stderr}")
                 seen.add(command)
-        self.assertLessEqual({*self.WORDS, "status", "stats", "namespaces", "tenants", "health", "version"}, seen)
+        self.assertLessEqual({*self.WORDS, "status", "stats", "namespace", "tenant", "health", "version"}, seen)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class Day(check_deb.Packages):
         self.load(user="alice")
         self.load(user="bob")
         self.m.run("python3", "-c", "open('/run/ucmd/x', 'w')", user="alice", check=False)
-        listed = json.loads(self.m.run("ucmctl", "--json", "tenants").stdout)["tenants"]
+        listed = json.loads(self.m.run("ucmctl", "--json", "tenant", "list").stdout)["tenants"]
         self.assertEqual({t["tenant"] for t in listed}, {"team-alice", "team-bob"})
 
     def watched(self):
@@ -87,9 +87,9 @@ class Day(check_deb.Packages):
         pid = self.property("MainPID")
         self.assertEqual(self.worker("lookup", user="carol")["hits"], 0)
         self.tenants("alice", "bob", "carol")
-        self.assertIn("tenants", self.m.run("ucmctl", "reload").stdout)
+        self.assertIn("tenants", self.m.run("ucmctl", "config", "reload").stdout)
         self.dump(user="carol")
-        listed = json.loads(self.m.run("ucmctl", "--json", "tenants").stdout)["tenants"]
+        listed = json.loads(self.m.run("ucmctl", "--json", "tenant", "list").stdout)["tenants"]
         self.assertIn("team-carol", {t["tenant"] for t in listed})
         self.assertEqual(self.property("MainPID"), pid, "without a restart")
 
