@@ -106,9 +106,9 @@ static int tenants_print(cJSON **all, uint32_t n)
         bytes_cell(&t, all[i], "shared_bytes");
         bounds_cell(&t, all[i], "given_shared_min", "given_shared_max");
         table_cell(&t, "%llu", (unsigned long long)number_of(all[i], "given_weight"));
-        obtained_cell(&t, all[i], "bus_contended_bytes", "bus_due_bytes");
-        obtained_cell(&t, all[i], "nvme_contended_bytes", "nvme_due_bytes");
-        obtained_cell(&t, all[i], "shared_contended_bytes", "shared_due_bytes");
+        obtained_cell(&t, all[i], "bus_contended_bytes", "bus_fair_share_bytes");
+        obtained_cell(&t, all[i], "nvme_contended_bytes", "nvme_fair_share_bytes");
+        obtained_cell(&t, all[i], "shared_contended_bytes", "shared_fair_share_bytes");
     }
     return ctl_table_end(&t);
 }

@@ -38,7 +38,7 @@ static void gauges_read(struct metrics *m, const struct request_modules *r)
     m->arena_bytes_total = arena_bytes_ready(r->arena);
     m->arena_bytes_configured = arena_bytes_configured(r->arena);
     m->arena_bytes_used = arena_bytes_used(r->arena);
-    m->limit_refusals = limits_refused(r->limits);
+    m->quota_rejections = limits_refused(r->limits);
     m->client_descriptors = limits_used(r->limits, LIMIT_DESCRIPTORS) + reaper_refused(r->reaper);
     m->frame_bytes = limits_used(r->limits, LIMIT_FRAMES);
     m->request_bytes = limits_used(r->limits, LIMIT_MEMORY);
@@ -92,7 +92,7 @@ static void devices_read(struct exposition *x, struct device_set *devices)
         d->ops->stats(d, &ds);
         snprintf(to->name, sizeof(to->name), "%s", ds.name);
         to->failed = ds.failed;
-        to->jobs = ds.jobs;
+        to->copy_jobs = ds.jobs;
         to->load_bytes = ds.load_bytes;
         to->dump_bytes = ds.dump_bytes;
         to->regions = ds.regions;

@@ -36,11 +36,11 @@ static void pack_obtained(msgpack_packer *pk, const struct tenant *t)
         t->metrics && strcmp(t->metrics->name, t->name) == 0 ? t->metrics : &none;
 
     proto_pack_u64(pk, "bus_contended_bytes", m->bus_contended_bytes);
-    proto_pack_u64(pk, "bus_due_bytes", m->bus_due_bytes);
+    proto_pack_u64(pk, "bus_fair_share_bytes", m->bus_fair_share_bytes);
     proto_pack_u64(pk, "nvme_contended_bytes", m->nvme_contended_bytes);
-    proto_pack_u64(pk, "nvme_due_bytes", m->nvme_due_bytes);
+    proto_pack_u64(pk, "nvme_fair_share_bytes", m->nvme_fair_share_bytes);
     proto_pack_u64(pk, "shared_contended_bytes", m->shared_contended_bytes);
-    proto_pack_u64(pk, "shared_due_bytes", m->shared_due_bytes);
+    proto_pack_u64(pk, "shared_fair_share_bytes", m->shared_fair_share_bytes);
 }
 
 static void pack_tenant(msgpack_packer *pk, const struct tenant *t)

@@ -143,7 +143,7 @@ void op_read_count(const struct part_op *op, uint64_t bytes)
 
     m->nvme_read_bytes += bytes;
     m->nvme_contended_bytes += got->contended;
-    m->nvme_due_bytes += got->due;
+    m->nvme_fair_share_bytes += got->due;
 }
 
 /* ---- the shared tier ---- */

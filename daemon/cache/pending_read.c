@@ -116,7 +116,7 @@ static int tier_start(struct part_op *f)
 static void shared_missed(struct part_op *f)
 {
     cache_shared_forget(f->cache, f->ref);
-    f->cache->config.metrics->shared_forgotten++;
+    f->cache->config.metrics->shared_stale_lookups++;
 }
 
 static void pending_read_shared_cb(struct part_op *f, int status)
@@ -127,7 +127,7 @@ static void pending_read_shared_cb(struct part_op *f, int status)
 
     m->shared_read_bytes += status == 0 ? io->bytes : 0;
     m->shared_contended_bytes += io->got.contended;
-    m->shared_due_bytes += io->got.due;
+    m->shared_fair_share_bytes += io->got.due;
     pending_read_take(f, status);
     if (status == 0) {
         part_set_shared(c, f->ref, f->part, PART_SHARED_KNOWN, io->root);
@@ -227,7 +227,7 @@ static int get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, 
     if (p->dram == PART_DRAM_PENDING_READ) {
         f = table_get(&c->pending_reads, part_pending_read(p));
         list_push_back(&f->waiters, &w->link);
-        c->config.metrics->single_flight++;
+        c->config.metrics->reads_coalesced++;
         return CACHE_PENDING;
     }
     if (!part_whole(p) || p->dram == PART_DRAM_PENDING_WRITE)

@@ -239,7 +239,7 @@ int conn_new(struct front *f, int fd, const struct peer *from, struct conn **out
     list_push_back(&f->conns, &c->link);
     f->n_conns++;
     f->metrics->connections = f->n_conns;
-    f->metrics->connections_total++;
+    f->metrics->connections_accepted++;
     c->session = f->handler.open_cb(f->handler.ctx, c, &c->peer);
     if (!c->session) {
         conn_close(c, "no memory for a session", false);

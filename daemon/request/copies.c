@@ -319,7 +319,7 @@ enum ucm_block_status job_ended(struct copies *c, const struct device_job *job, 
     if (c->w.r.trace)
         trace_span(c->w.r.trace, SPAN_COPY, SPAN_LESS);
     m->bus_contended_bytes += job->got.contended;
-    m->bus_due_bytes += job->got.due;
+    m->bus_fair_share_bytes += job->got.due;
     if (status == 0)
         return UCM_BLOCK_OK;
     if (status == -ECANCELED)

@@ -330,7 +330,7 @@ int derived_get(struct derived_space *space, block_ref base, block_ref derived, 
     if (space_part(space, derived, part)->dram == PART_DRAM_PENDING_WRITE) {
         b = build_find(space->rq, derived, part);
         rc = b ? 0 : -EINPROGRESS;
-        metrics_at(space)->single_flight += b != NULL;
+        metrics_at(space)->reads_coalesced += b != NULL;
     } else if (base != 0) {
         rc = build_begin(space, base, derived, part, priority, &b);
     }

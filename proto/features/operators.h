@@ -315,8 +315,8 @@ enum ucm_bypass {
  *   `limits`.
  * bus_contended_bytes, nvme_contended_bytes, shared_contended_bytes, uint: what it was served while
  *   others waited too.
- * bus_due_bytes, nvme_due_bytes, shared_due_bytes, uint: bytes that its weight entitled it to
- *   meanwhile.
+ * bus_fair_share_bytes, nvme_fair_share_bytes, shared_fair_share_bytes, uint: bytes that its weight
+ *   entitled it to meanwhile.
  * kept, str: what `tenant.set` gave it. */
 
 /* cursor: 0: from the start; else `next` of the page before.
@@ -437,7 +437,7 @@ enum ucm_trace_op {
  * uuid, bin: 16 bytes; zeros for `cpu`.
  * cuda, bool: it is a GPU.
  * failed, bool: it has failed for good; the daemon will stop.
- * jobs, uint: copy jobs done.
+ * copy_jobs, uint: copy jobs done.
  * load_bytes, dump_bytes, uint: copied into and out of workers' memory.
  * regions, rings, uint: registered now.
  * context_bytes, uint: GPU memory of the daemon's own context.

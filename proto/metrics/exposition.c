@@ -65,7 +65,7 @@ const size_t histogram_infos_n = COUNT(histogram_infos);
 /* Renames families whose names would collide with others. */
 static const char *metric_text_name(const struct metric_list *list, const struct metric_info *m)
 {
-    if (!list->label && strcmp(m->name, "connections_total") == 0)
+    if (!list->label && strcmp(m->name, "connections_accepted") == 0)
         return "connections_accepted";
     if (list == &metric_lists[METRIC_LIST_DEVICES] && strcmp(m->name, "jobs") == 0)
         return "copy_jobs";
@@ -97,7 +97,7 @@ static const char *base_unit(const char *unit, double *per)
 void exposition_name(const struct metric_list *list, const struct metric_info *m,
                      char out[EXPOSITION_NAME_BYTES])
 {
-    const char *name = metric_text_name(list, m), *at;
+    const char *name = m->name, *at;
     double per;
     const char *unit = base_unit(m->unit, &per);
     size_t n = strlen(name), unit_n = unit ? strlen(unit) : 0;

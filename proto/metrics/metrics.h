@@ -11,11 +11,11 @@
 /* X(name, kind, unit, help): kind is counter (only grows) or gauge. help is read alone. */
 #define UCMD_METRICS(X)                                                                            \
     X(connections, gauge, "connections", "clients connected now")                                  \
-    X(connections_total, counter, "connections", "clients accepted since start")                   \
+    X(connections_accepted, counter, "connections", "clients accepted since start")                \
     X(connections_refused, counter, "connections", "clients refused at a limit of connections")    \
     X(connections_dropped, counter, "connections",                                                 \
       "connections that the daemon ended: protocol broken, or no memory")                          \
-    X(limit_refusals, counter, "refusals",                                                         \
+    X(quota_rejections, counter, "rejections",                                                     \
       "requests refused because a user or tenant was over its part of a limit")                    \
     X(client_descriptors, gauge, "descriptors", "file descriptors that clients take")              \
     X(frame_bytes, gauge, "bytes", "bytes of frames that arrive and of answers not yet read")      \
@@ -62,7 +62,7 @@
     X(span_refused, counter, "refusals",                                                           \
       "copies, reads, writes and builds refused because they would leave their part's bytes; "     \
       "above 0 is a bug of the daemon")                                                            \
-    X(single_flight, counter, "parts",                                                             \
+    X(reads_coalesced, counter, "parts",                                                           \
       "reads saved because another request was reading the same part")                             \
     X(blocks, gauge, "blocks", "complete blocks, in any tier")                                     \
     X(blocks_partial, gauge, "blocks", "blocks with missing parts")                                \
@@ -141,7 +141,7 @@
     X(lookups_pending, counter, "requests",                                                        \
       "lookups answered before the shared tier had answered: their clients asked again")           \
     X(load_blocks_shared, counter, "parts", "parts loaded that were read from the shared tier")    \
-    X(shared_forgotten, counter, "blocks",                                                         \
+    X(shared_stale_lookups, counter, "blocks",                                                     \
       "unverified blocks of the shared tier that a read did not find")                             \
     X(shared_write_dropped, counter, "parts",                                                      \
       "parts not written to the shared tier: evicted, or failed")                                  \
@@ -286,7 +286,7 @@ struct metrics {
 
 #define UCMD_DEVICE_METRICS(X)                                                                     \
     X(failed, flag, "", "1: the device has failed permanently")                                    \
-    X(jobs, counter, "jobs", "copy jobs done by a device")                                         \
+    X(copy_jobs, counter, "jobs", "copy jobs done by a device")                                    \
     X(load_bytes, counter, "bytes", "bytes that a device copied into workers' memory")             \
     X(dump_bytes, counter, "bytes", "bytes that a device copied out of workers' memory")           \
     X(regions, gauge, "regions", "regions registered on a device")                                 \
@@ -322,16 +322,16 @@ struct metrics {
     X(shared_read_bytes, counter, "bytes", "bytes read from shared roots for a tenant")            \
     X(bus_contended_bytes, counter, "bytes",                                                       \
       "bytes copied for a tenant while several tenants were queued")                               \
-    X(bus_due_bytes, counter, "bytes",                                                             \
+    X(bus_fair_share_bytes, counter, "bytes",                                                      \
       "bytes that its weight entitled a tenant to copy while several tenants were queued")         \
     X(nvme_contended_bytes, counter, "bytes",                                                      \
       "bytes read from NVMe for a tenant while several tenants were queued")                       \
-    X(nvme_due_bytes, counter, "bytes",                                                            \
+    X(nvme_fair_share_bytes, counter, "bytes",                                                     \
       "bytes that its weight entitled a tenant to read from NVMe while several tenants were "      \
       "queued")                                                                                    \
     X(shared_contended_bytes, counter, "bytes",                                                    \
       "bytes read from a root for a tenant while several tenants were queued")                     \
-    X(shared_due_bytes, counter, "bytes",                                                          \
+    X(shared_fair_share_bytes, counter, "bytes",                                                   \
       "bytes that its weight entitled a tenant to read from roots while several tenants were "     \
       "queued")                                                                                    \
     X(namespaces, gauge, "namespaces", "namespaces of a tenant")                                   \

@@ -13,7 +13,7 @@ GROUPS = (
     ("Bypass", "Above 0, an operator has turned the cache off for somebody with `ucmctl bypass`.", r"bypass.*"),
     ("Lookups", "The hit rate is `lookup_hits` by `lookup_keys`, as rates over time. A hit on NVMe is one that is neither in DRAM nor shared.",
      r"lookup(?!_hits_raw).*"),
-    ("Loads and prefetches", "", r"load_.*|prefetch_.*|single_flight|span_refused|regions"),
+    ("Loads and prefetches", "", r"load_.*|prefetch_.*|reads_coalesced|span_refused|regions"),
     ("Gathers", "", r"gather(s|_.*)"),
     ("Dumps", "", r"dumps?_.*"),
     ("Encodings", "Raw bytes by encoded bytes are the compression ratio. All other metrics count encoded bytes.",
@@ -27,7 +27,7 @@ GROUPS = (
     ("Shared mappings", "", r"mapping.*"),
     ("Lookup tables", "", r"lookup_table_.*"),
     ("Cache events", "", r"events_.*"),
-    ("Connections and requests", "", r"connections.*|limit_refusals|client_descriptors|frame_bytes|request.*|device_.*"),
+    ("Connections and requests", "", r"connections.*|quota_rejections|client_descriptors|frame_bytes|request.*|device_.*"),
 )
 
 #: The table in the header, the array in `stats`, the prefix on Prometheus, the title, and what a reader should know.
@@ -46,10 +46,6 @@ UNITS = {"us": "seconds", "1/1000": "ratio", "bytes": "bytes"}
 
 def prometheus(prefix, name, kind, unit):
     """As exposition_name() of proto/metrics/exposition.c has it; a unit test compares both."""
-    if (prefix, name) == ("", "connections_total"):
-        name = "connections_accepted"
-    if (prefix, name) == ("device_", "jobs"):
-        name = "copy_jobs"
     if kind == "counter":
         name = name.removesuffix("_total")
     if unit == "us":

@@ -213,8 +213,8 @@ TestSuite(churn, .fini = remove_host, .timeout = 3600);
 Test(churn, workers_come_and_go_and_nothing_is_ever_wrong)
 {
     static const char *const progress[] = {
-        "dump_blocks",   "load_blocks_dram",  "load_blocks_nvme",     "prefetch_blocks",
-        "single_flight", "arena_slabs_moved", "arena_evicted_blocks", "nvme_reclaimed_segments"};
+        "dump_blocks",     "load_blocks_dram",  "load_blocks_nvme",     "prefetch_blocks",
+        "reads_coalesced", "arena_slabs_moved", "arena_evicted_blocks", "nvme_reclaimed_segments"};
     uint64_t seconds = number_from("UCM_CHURN_SECONDS", SECONDS);
     uint64_t seed = number_from("UCM_SEED", now_ms() * 1000003 + (uint64_t)getpid());
     unsigned rounds = seconds > 20 * ROUNDS ? (unsigned)(seconds / 20) : ROUNDS, fds = 0;

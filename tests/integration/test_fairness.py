@@ -64,14 +64,14 @@ class Tenants(Case):
         """Of each tenant: what it has had while others waited, too, and what its part of that was."""
         told = {tenant["name"]: tenant for tenant in self.operator.call("stats")["tenants"]}
         mine = [told.get(f"uid:{FIRST_UID + i}", {}) for i in range(tenants)]
-        return [(each.get(resource + "_contended_bytes", 0), each.get(resource + "_due_bytes", 0)) for each in mine]
+        return [(each.get(resource + "_contended_bytes", 0), each.get(resource + "_fair_share_bytes", 0)) for each in mine]
 
     def check_shares(self, resource, before, total, slack):
         """slack: bytes that a tenant may be ahead of its part, or behind it: bursts, and one part."""
         after = self.told(len(before), resource)
         got = [(a[0] - b[0], a[1] - b[1]) for a, b in zip(after, before)]
         listed = {tenant["tenant"]: tenant for tenant in self.operator.call("tenant.list")["tenants"]}
-        self.assertEqual([listed[f"uid:{FIRST_UID + i}"][resource + "_due_bytes"] for i in range(len(after))], [due for _, due in after])
+        self.assertEqual([listed[f"uid:{FIRST_UID + i}"][resource + "_fair_share_bytes"] for i in range(len(after))], [due for _, due in after])
         rows = self.daemon.ctl("tenant", "list", check=True).stdout
         for i, (had, due) in enumerate(after):
             shown = re.search(rf"(?m)^uid:{FIRST_UID + i} .* (\S+) +(\S+) +\S+$", rows)

@@ -69,7 +69,7 @@ class Flood(Case):
 
         def looked():
             metrics = self.operator.metrics()
-            return metrics["connections_total"] + metrics["connections_refused"] >= self.connects
+            return metrics["connections_accepted"] + metrics["connections_refused"] >= self.connects
         self.until(looked, "the daemon's look at a connection")
         if select.select([client.socket], [], [], 0)[0]:
             client.next()
@@ -77,7 +77,7 @@ class Flood(Case):
     def test_silent_connections(self):
         self.operator = self.client()
         metrics = self.operator.metrics()
-        self.connects = metrics["connections_total"] + metrics["connections_refused"]
+        self.connects = metrics["connections_accepted"] + metrics["connections_refused"]
         clients, why = self.flood(FLOOD, self.silent)
         self.assertLess(len(clients), 16)
         self.assertRegex(why, r'tenant "uid:2001" has \d+ of 16 connections that have not said hello')

@@ -107,7 +107,7 @@ class Share(Halves, SharedCase):
         self.assertEqual(other.regions[0].load(range(4), range(4)), [MISS] * 4)
         self.assertEqual(other.look(*range(4))["hits"], 0)
         self.assertEqual(one.look(*range(4)), {"hits": 4, "dram": 4})
-        self.assertEqual(other.metrics()["shared_forgotten"], 4)
+        self.assertEqual(other.metrics()["shared_stale_lookups"], 4)
 
     def test_a_damaged_file_is_a_miss(self):
         one, other = self.host(), self.host()

@@ -15,7 +15,7 @@ Test(cache, one_read_serves_all_who_wait)
     for (int i = 0; i < 3; i++)
         cr_assert_eq(get(&w[i], ref, 0), CACHE_PENDING);
     cr_expect_eq(rig.tier.submits, before + 1);
-    cr_expect_eq(rig.metrics.single_flight, 2u);
+    cr_expect_eq(rig.metrics.reads_coalesced, 2u);
     cr_assert_not(cache_in_dram(rig.cache, ref));
     fake_next(&rig.tier, 0);
     for (int i = 0; i < 3; i++) {

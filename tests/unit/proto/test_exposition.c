@@ -44,7 +44,7 @@ Test(exposition, names_end_in_their_unit)
 {
     check_name("lookups", "ucmd_lookups");
     check_name("requests_total", "ucmd_requests");
-    check_name("connections_total", "ucmd_connections_accepted");
+    check_name("connections_accepted", "ucmd_connections_accepted");
     check_name("load_bytes", "ucmd_load_bytes");
     check_name("arena_bytes_used", "ucmd_arena_used_bytes");
     check_name("arena_bytes_total", "ucmd_arena_total_bytes");
