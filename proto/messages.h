@@ -269,44 +269,44 @@ enum ucm_handle_kind {
  * ring: its number, from `ring.register`. */
 #define UCM_MSG_RING(F, m) F(m, u64, ring, REQ, 1, UCM_U32)
 
-/* Method lookup. Says which blocks are complete. Without `each` it counts hits from the first key
- * to the first miss: the cached prefix.
+/* Method lookup. Says which blocks are complete. Without `per_key` it counts hits from the first
+ * key to the first miss: the cached prefix.
  *
  * With a shared tier the daemon asks it for keys that this host lacks, for `wait_ms` at most; what
  * is unknown by then is a miss. For a prefix it samples keys, and takes those between two found
  * ones as found. It answers at once if nothing is missing, if earlier answers suffice, or at
  * `max_requests`. A cancelled lookup answers with what this host has.
  *
- * With `nowait` 1 it answers at once, with `pending` while the shared tier is being asked. Repeat
- * the same keys in the same order until `pending` is absent; the daemon keeps the shared tier's
- * answer for a second. An answer with `pending` takes no lease, counts in no hit rate, and keeps no
- * block. Beyond 64 such searches of a connection, it answers as without a shared tier.
+ * With `wait_mode` 1 it answers at once, with `pending` while the shared tier is being asked.
+ * Repeat the same keys in the same order until `pending` is absent; the daemon keeps the shared
+ * tier's answer for a second. An answer with `pending` takes no lease, counts in no hit rate, and
+ * keeps no block. Beyond 64 such searches of a connection, it answers as without a shared tier.
  *
  * A lease does not keep other hosts from removing a block that only the shared tier has.
  * Errors: BUSY: the connection has `max_leases`; nothing is leased.
  * ns: from `namespace.open`, `encoding.open` or `summary.open`.
  * keys: `key_bytes` each, concatenated, in the order of the sequence.
- * each: look at each key by itself.
+ * per_key: look at each key by itself.
  * lease_ms: take a lease for so long; 0: none.
  * shared: tell apart what must be read from the shared tier.
- * wait_ms: for the shared tier, at most; 0: `shared.lookup_deadline`, with `nowait` 1
+ * wait_ms: for the shared tier, at most; 0: `shared.lookup_deadline`, with `wait_mode` 1
  *   `shared.deadline`.
  * request: the engine's id of its request, for `trace`.
- * nowait: enum ucm_lookup_nowait. */
+ * wait_mode: enum ucm_lookup_wait_mode. */
 #define UCM_MSG_LOOKUP(F, m)                                                                       \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
-    F(m, flag, each, OPT, 0, 0)                                                                    \
+    F(m, flag, per_key, OPT, 0, 0)                                                                 \
     F(m, u64, lease_ms, OPT, 0, UCM_U32)                                                           \
     F(m, flag, shared, OPT, 0, 0)                                                                  \
     F(m, u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)                                                    \
     F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                              \
-    F(m, u64, nowait, OPT, 0, UCM_LOOKUP_HERE)
+    F(m, u64, wait_mode, OPT, 0, UCM_LOOKUP_HERE)
 
-/* hits: blocks found; without `each`, from the first key on without a gap.
+/* hits: blocks found; without `per_key`, from the first key on without a gap.
  * dram: how many of these lie wholly in DRAM.
  * lease: for `load` and `release`; absent: none was asked for, or nothing was hit.
- * status: only with `each`: one byte a key, enum ucm_lookup_status.
+ * status: only with `per_key`: one byte a key, enum ucm_lookup_status.
  * shared: only with `shared`: how many hits have status 3.
  * pending: the shared tier is being asked: look the same keys up again. */
 #define UCM_MSG_LOOKUP_R(F, m)                                                                     \
@@ -328,9 +328,9 @@ enum ucm_handle_kind {
  * layers: how many layers; 0: all from `layer` on.
  * priority: higher first.
  * deadline_ms: timeout, from when the daemon reads the request; 0: the daemon's default (30 s).
- * step: send `progress` after every `step` layers; 0: never.
+ * progress_interval: send `progress` after every `step` layers; 0: never.
  * request: the engine's id of its request, for `trace`.
- * computes: the worker's GPU computes meanwhile: its copies leave gaps, for 0.3 s or until the
+ * gpu_busy: the worker's GPU computes meanwhile: its copies leave gaps, for 0.3 s or until the
  *   region's next load or dump. */
 #define UCM_LOADED_FIELDS(F, m)                                                                    \
     F(m, u64, region, REQ, 1, UCM_U32)                                                             \
@@ -340,17 +340,17 @@ enum ucm_handle_kind {
     F(m, u64, layers, OPT, 0, UCM_MAX_LAYERS)                                                      \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
     F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                \
-    F(m, u64, step, OPT, 0, UCM_MAX_LAYERS)                                                        \
+    F(m, u64, progress_interval, OPT, 0, UCM_MAX_LAYERS)                                           \
     F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                              \
-    F(m, flag, computes, OPT, 0, 0)
+    F(m, flag, gpu_busy, OPT, 0, 0)
 
 /* Method load. Copies blocks into a region, key i to block `blocks[i]`, and answers when every key
  * has its status. Until then neither read nor write these blocks. Afterwards only blocks with
  * status 0 hold the requested bytes.
  *
- * With `step` the daemon copies that many layers of all blocks at a time and sends `progress`. The
- * first comes when all blocks are in DRAM: a block on NVMe is read whole. Blocks that exceed half
- * of the daemon's DRAM are loaded in portions, and it comes late.
+ * With `progress_interval` the daemon copies that many layers of all blocks at a time and sends
+ * `progress`. The first comes when all blocks are in DRAM: a block on NVMe is read whole. Blocks
+ * that exceed half of the daemon's DRAM are loaded in portions, and it comes late.
  * lease: ends when this load ends; 0: none.
  * shifts: runs of keys whose K is re-rotated, five numbers each (docs/protocol.md, "Position
  *   shifts"); none: K stays. */
@@ -359,7 +359,7 @@ enum ucm_handle_kind {
     F(m, u64, lease, OPT, 0, UCM_U32)                                                              \
     F(m, u32s, shifts, OPT, 0, UCM_MAX_SHIFTS *UCM_SHIFT_NUMBERS)
 
-/* Method load_prefix. Does a `lookup` without `each`, its lease and a `load` in one request. It
+/* Method load_prefix. Does a `lookup` without `per_key`, its lease and a `load` in one request. It
  * loads the blocks from the first key to the first miss; later keys have status 1. It counts as a
  * load and, for part 0, as a lookup.
  * wait_ms: as in `lookup`. */
@@ -401,7 +401,7 @@ enum ucm_handle_kind {
  * durability: enum ucm_durability.
  * request: the engine's id of its request, for `trace`.
  * raw: store in the base of an encoded namespace, raw; elsewhere no effect.
- * computes: as in `load`. */
+ * gpu_busy: as in `load`. */
 #define UCM_MSG_DUMP(F, m)                                                                         \
     F(m, u64, region, REQ, 1, UCM_U32)                                                             \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
@@ -414,7 +414,7 @@ enum ucm_handle_kind {
     F(m, u64, durability, OPT, 0, 2)                                                               \
     F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                              \
     F(m, flag, raw, OPT, 0, 0)                                                                     \
-    F(m, flag, computes, OPT, 0, 0)
+    F(m, flag, gpu_busy, OPT, 0, 0)
 
 /* Values of `durability` in `dump`. */
 enum ucm_durability {
@@ -519,8 +519,8 @@ enum ucm_method {
         UCM_METHOD_COUNT
 };
 
-/* Values of `nowait` in `lookup`. */
-enum ucm_lookup_nowait {
+/* Values of `wait_mode` in `lookup`. */
+enum ucm_lookup_wait_mode {
     UCM_LOOKUP_WAIT = 0,  /* answer when the shared tier has answered */
     UCM_LOOKUP_LATER = 1, /* answer at once; `pending` says that the shared tier is being asked */
     UCM_LOOKUP_HERE = 2,  /* answer at once, and don't ask the shared tier: the client gives up */

@@ -269,7 +269,7 @@ static int keep_present(struct lookups *l, uint32_t stored, uint32_t *present)
 
         n = stored - at < l->rig.server.max_keys ? stored - at : l->rig.server.max_keys;
         lookup.n_keys = n;
-        if (ucm_lookup_each(l->rig.ns, &lookup, l->rig.timeout_ms, found, &hits, NULL) < 0) {
+        if (ucm_lookup_per_key(l->rig.ns, &lookup, l->rig.timeout_ms, found, &hits, NULL) < 0) {
             free(found);
             return program_fail(BENCH_FAILED, "lookup: %s", ucm_errmsg());
         }

@@ -191,7 +191,7 @@ static int record_write(struct record *r, const msgpack_object *record)
     uint64_t lost = answer_u64(record, "lost"), ms = answer_u64(record, "start_us") / 1000;
     char method[16], name[260];
     uint32_t tenant, space;
-    bool dump, each = answer_flag(record, "each");
+    bool dump, each = answer_flag(record, "per_key");
     int rc;
 
     r->last_us = answer_u64(record, "start_us");

@@ -322,7 +322,7 @@ UCM_API int ucm_region_unregister(struct ucm_region *region, int timeout_ms);
  * that it does not (0, as at first). Alongside a GPU that computes they give way to the worker's own small copies,
  * and take at most copy.busy_max_percent percent of the bus. For an engine to call in every step: it stores a word and
  * sends nothing. Any thread. */
-UCM_API void ucm_region_computes(struct ucm_region *region, int computes);
+UCM_API void ucm_region_gpu_busy(struct ucm_region *region, int busy);
 
 /* Creates a memfd of `bytes` (at least 1), seals its size, maps it and makes all its pages: memory for a
  * region with device "cpu". The daemon registers no memory that lacks a page. The caller closes *fd and unmaps
@@ -383,23 +383,23 @@ struct ucm_lookup {
     /* How long a lease protects the blocks that are found from eviction; 0: no lease. */
     uint32_t lease_ms;
     /* Longest wait for the shared tier; 0: the daemon's setting (shared.lookup_deadline). Never more than half of
-     * timeout_ms. With UCM_NOWAIT_LATER: for how long it is asked, at most; 0: shared.deadline. */
+     * timeout_ms. With UCM_WAIT_MODE_LATER: for how long it is asked, at most; 0: shared.deadline. */
     uint32_t wait_ms;
     /* If not NULL, receives how many hits must be read from the shared tier. found[i] of these is
      * then UCM_FOUND_SHARED instead of UCM_FOUND_NVME. */
     uint32_t *shared;
-    uint32_t nowait; /* enum ucm_nowait */
-    /* If not NULL, receives 1 if the shared tier is being asked (UCM_NOWAIT_LATER), else 0. */
+    uint32_t wait_mode; /* enum ucm_wait_mode */
+    /* If not NULL, receives 1 if the shared tier is being asked (UCM_WAIT_MODE_LATER), else 0. */
     uint32_t *pending;
 };
 
 /* What a lookup does where the shared tier may have what this host lacks. */
-enum ucm_nowait {
-    UCM_NOWAIT_OFF = 0, /* waits for wait_ms */
+enum ucm_wait_mode {
+    UCM_WAIT_MODE_WAIT = 0, /* waits for wait_ms */
     /* Answers at once with what this host has. *pending 1: the shared tier is being asked; the same lookup later, on this
      * client, finds what it has. Until then there is no lease, and such an answer counts for nothing. */
-    UCM_NOWAIT_LATER = 1,
-    UCM_NOWAIT_HERE = 2, /* answers at once with what this host has, and asks nobody */
+    UCM_WAIT_MODE_LATER = 1,
+    UCM_WAIT_MODE_HERE = 2, /* answers at once with what this host has, and asks nobody */
 };
 
 /* Where a lookup found a block. */
@@ -417,8 +417,8 @@ UCM_API int ucm_lookup_prefix(struct ucm_namespace *ns, const struct ucm_lookup 
                               int timeout_ms, uint32_t *hits, uint32_t *in_dram, uint32_t *lease);
 /* Looks at each key by itself: found[i], one of n_keys bytes, receives an enum ucm_found. *hits
  * (may be NULL) receives how many were found. The lease covers all of them. */
-UCM_API int ucm_lookup_each(struct ucm_namespace *ns, const struct ucm_lookup *lookup,
-                            int timeout_ms, uint8_t *found, uint32_t *hits, uint32_t *lease);
+UCM_API int ucm_lookup_per_key(struct ucm_namespace *ns, const struct ucm_lookup *lookup,
+                               int timeout_ms, uint8_t *found, uint32_t *hits, uint32_t *lease);
 /* Ends a lease early. 0, and a lease that has ended already, are no errors. */
 UCM_API int ucm_release(struct ucm_client *client, uint32_t lease, int timeout_ms);
 /* The same without waiting for the daemon: it ends when the daemon reads that. If the socket is full, that leaves with a later
@@ -518,9 +518,9 @@ struct ucm_transfer {
     const uint8_t *cuda_event;
     uint32_t part;       /* prefetch: 0: all parts, else the part's number + 1 */
     uint32_t durability; /* dump: enum ucm_durability_wish */
-    /* Load: not 0: copy layer by layer and report every `step` layers, for ucm_task_wait_layers; 0:
+    /* Load: not 0: copy layer by layer and report every `progress_interval` layers, for ucm_task_wait_layers; 0:
      * copy block by block, without reports. */
-    uint32_t step;
+    uint32_t progress_interval;
     /* Load, of a region with `rope`: runs that together have n_keys keys, in the order of `keys`, by new
      * position and without overlap. NULL: K stays as it was stored. */
     const struct ucm_shift *shifts;
@@ -588,11 +588,11 @@ UCM_API int ucm_task_check(struct ucm_task *task, struct ucm_result *out);
  * When earlier requests suggest an end within a millisecond, the wait spins around that time, for
  * at most 0.16 ms, because waking a thread takes as long as moving some MiB. */
 UCM_API int ucm_task_wait(struct ucm_task *task, int timeout_ms, struct ucm_result *out);
-/* For a load with `step`: waits until the first `layers` of its layers have landed in all blocks,
+/* For a load with `progress_interval`: waits until the first `layers` of its layers have landed in all blocks,
  * or the task is done, so that the worker can use them while the rest is on its way. On 0, result
  * (n_keys bytes, may be NULL) receives each block's enum ucm_block_result so far: never use a block
  * that is not OK; one that is OK can fail later only by its device, a cancel or the deadline. Other
- * errors: as ucm_task_wait, which still has to take the task's result. A load without `step` lands
+ * errors: as ucm_task_wait, which still has to take the task's result. A load without `progress_interval` lands
  * as a whole. */
 UCM_API int ucm_task_wait_layers(struct ucm_task *task, uint32_t layers, int timeout_ms,
                                  uint8_t *result);

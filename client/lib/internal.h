@@ -162,7 +162,7 @@ struct client_encoding {
 
 struct ucm_region {
     struct client_handle handle;
-    atomic_bool computes;           /* ucm_region_computes */
+    atomic_bool gpu_busy;           /* ucm_region_gpu_busy */
     struct msg_region_register msg; /* views into the members below and after them */
     uint32_t rope[UCM_ROPE_NUMBERS];
     char rope_dtype[16], rope_scaling[16];

@@ -15,7 +15,7 @@ static int lookup_check(const struct msg_lookup_r *m, const struct lookup *l)
     uint32_t found = 0;
 
     if (m->hits > l->asked->n_keys || m->dram > m->hits || m->shared > m->hits - m->dram ||
-        (m->pending && (l->asked->nowait != UCM_NOWAIT_LATER || m->lease)))
+        (m->pending && (l->asked->wait_mode != UCM_WAIT_MODE_LATER || m->lease)))
         return -1;
     if (!l->found)
         return 0;
@@ -87,30 +87,31 @@ static uint64_t wait_bounded(uint32_t wait_ms)
 static int lookup(struct ucm_namespace *ns, struct lookup *l, int timeout_ms)
 {
     struct ucm_client *c = ns->handle.client;
-    struct msg_lookup m = {.each = l->found != NULL,
+    struct msg_lookup m = {.per_key = l->found != NULL,
                            .lease_ms = l->asked->lease_ms,
                            .shared = l->asked->shared != NULL,
-                           .nowait = l->asked->nowait};
+                           .wait_mode = l->asked->wait_mode};
     struct client_request q = {UCM_METHOD_LOOKUP, &m, &ns->handle, .handle_id = &m.ns,
                                .request_id = &m.request};
-    bool later = l->asked->nowait == UCM_NOWAIT_LATER;
+    bool later = l->asked->wait_mode == UCM_WAIT_MODE_LATER;
     int64_t deadline_ns;
     int r;
 
     if (l->asked->lease_ms > 0 && !l->lease)
         return client_fail(UCM_EINVALID, "lease_ms is %u, but lease is NULL", l->asked->lease_ms);
-    if (l->asked->nowait > UCM_NOWAIT_HERE)
-        return client_fail(UCM_EINVALID, "nowait is %u; it is one of enum ucm_nowait, 0 to %d",
-                           l->asked->nowait, UCM_NOWAIT_HERE);
+    if (l->asked->wait_mode > UCM_WAIT_MODE_HERE)
+        return client_fail(UCM_EINVALID,
+                           "wait_mode is %u; it is one of enum ucm_wait_mode, 0 to %d",
+                           l->asked->wait_mode, UCM_WAIT_MODE_HERE);
     if (later && !l->asked->pending)
-        return client_fail(UCM_EINVALID, "nowait is UCM_NOWAIT_LATER, but pending is NULL");
+        return client_fail(UCM_EINVALID, "wait_mode is UCM_WAIT_MODE_LATER, but pending is NULL");
     r = client_enter(c);
     if (r)
         return r;
     deadline_ns = client_deadline(c, timeout_ms);
-    m.wait_ms = l->asked->nowait == UCM_NOWAIT_HERE ? 1
-                : later                             ? wait_bounded(l->asked->wait_ms)
-                                                    : lookup_wait_ms(l->asked, deadline_ns);
+    m.wait_ms = l->asked->wait_mode == UCM_WAIT_MODE_HERE ? 1
+                : later                                   ? wait_bounded(l->asked->wait_ms)
+                                                          : lookup_wait_ms(l->asked, deadline_ns);
     r = client_keys_check(c, ns, l->asked->keys, l->asked->n_keys, &m.keys);
     if (r == 0 && l->asked->lease_ms)
         r = client_lease_prepare(c);
@@ -129,8 +130,8 @@ int ucm_lookup_prefix(struct ucm_namespace *ns, const struct ucm_lookup *asked, 
     return lookup(ns, &l, timeout_ms);
 }
 
-int ucm_lookup_each(struct ucm_namespace *ns, const struct ucm_lookup *asked, int timeout_ms,
-                    uint8_t *found, uint32_t *hits, uint32_t *lease)
+int ucm_lookup_per_key(struct ucm_namespace *ns, const struct ucm_lookup *asked, int timeout_ms,
+                       uint8_t *found, uint32_t *hits, uint32_t *lease)
 {
     struct lookup l = {.asked = asked, .found = found, .hits = hits, .lease = lease};
 

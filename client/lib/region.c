@@ -265,10 +265,10 @@ static int unregister(struct ucm_region *region, int64_t deadline_ns)
                                 &(struct msg_region){.region = h->id}, deadline_ns);
 }
 
-void ucm_region_computes(struct ucm_region *region, int computes)
+void ucm_region_gpu_busy(struct ucm_region *region, int busy)
 {
     if (region)
-        atomic_store(&region->computes, computes != 0);
+        atomic_store(&region->gpu_busy, busy != 0);
 }
 
 int ucm_region_unregister(struct ucm_region *region, int timeout_ms)

@@ -226,12 +226,12 @@ int ucm_load(struct ucm_region *region, const struct ucm_transfer *t, int timeou
         .layers = t->n_layers,
         .priority = t->priority,
         .deadline_ms = t->deadline_ms,
-        .step = t->step,
-        .computes = atomic_load(&region->computes),
+        .progress_interval = t->progress_interval,
+        .gpu_busy = atomic_load(&region->gpu_busy),
         .shifts = {(const uint32_t *)t->shifts, t->shifts ? t->n_shifts * UCM_SHIFT_NUMBERS : 0},
     };
-    return task_start(&q, client_namespace_of(region), &m.keys, &m, m.step != 0, t, timeout_ms,
-                      out);
+    return task_start(&q, client_namespace_of(region), &m.keys, &m, m.progress_interval != 0, t,
+                      timeout_ms, out);
 }
 
 int ucm_load_prefix(struct ucm_region *region, const struct ucm_transfer *t, uint32_t wait_ms,
@@ -254,11 +254,11 @@ int ucm_load_prefix(struct ucm_region *region, const struct ucm_transfer *t, uin
         .wait_ms = wait_ms,
         .priority = t->priority,
         .deadline_ms = t->deadline_ms,
-        .step = t->step,
-        .computes = atomic_load(&region->computes),
+        .progress_interval = t->progress_interval,
+        .gpu_busy = atomic_load(&region->gpu_busy),
     };
-    return task_start(&q, client_namespace_of(region), &m.keys, NULL, m.step != 0, t, timeout_ms,
-                      out);
+    return task_start(&q, client_namespace_of(region), &m.keys, NULL, m.progress_interval != 0, t,
+                      timeout_ms, out);
 }
 
 static int dump(struct ucm_region *region, const struct ucm_transfer *t, bool raw, int timeout_ms,
@@ -281,7 +281,7 @@ static int dump(struct ucm_region *region, const struct ucm_transfer *t, bool ra
         .deadline_ms = t->deadline_ms,
         .durability = t->durability,
         .raw = raw && client_namespace_of(region)->encoding,
-        .computes = atomic_load(&region->computes),
+        .gpu_busy = atomic_load(&region->gpu_busy),
     };
     return client_task_start(&q, client_namespace_of(region), &m.keys, t, timeout_ms, out);
 }

@@ -123,7 +123,7 @@ void *copies_new(struct call *call, const struct copy_kind *kind, const struct c
     c->layer = (uint32_t)p->layer;
     c->layers = p->layers ? (uint32_t)p->layers : region->region->pages.layers - c->layer;
     c->w.priority = (uint8_t)p->priority;
-    c->beside = p->computes ? DEVICE_BESIDE_STEPS : DEVICE_BESIDE_NOTHING;
+    c->beside = p->gpu_busy ? DEVICE_BESIDE_STEPS : DEVICE_BESIDE_NOTHING;
     return c;
 }
 

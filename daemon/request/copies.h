@@ -72,7 +72,7 @@ struct copy_params {
     uint64_t region, layer, layers, priority, deadline_ms;
     struct proto_bin keys, blocks;
     bool raw; /* a dump */
-    bool computes;
+    bool gpu_busy;
 };
 /* Checks what a load or dump says, before anything moves: the region, or NULL with call->error. */
 struct registered *copies_check(struct call *call, const struct copy_params *p, uint32_t *n_keys);

@@ -296,7 +296,7 @@ int method_dump(struct call *call)
                             .keys = m->keys,
                             .blocks = m->blocks,
                             .raw = m->raw,
-                            .computes = m->computes};
+                            .gpu_busy = m->gpu_busy};
     struct registered *region;
     struct dump *d;
     uint32_t n;

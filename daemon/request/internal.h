@@ -235,7 +235,7 @@ uint64_t shared_query_until_later(const struct requests *rq, uint64_t wait_ms);
 /* Asks for those of keys[from, n) that are not found here: one chain, or each by itself. 0: done_cb
  * will run, at until_ms at the latest. Otherwise there is nothing to wait for. */
 int shared_query_start(struct session *s, struct ns *ns, struct proto_bin keys, uint32_t from,
-                       bool each, uint64_t until_ms, struct shared_query **out);
+                       bool per_key, uint64_t until_ms, struct shared_query **out);
 void shared_query_free(struct shared_query *k);
 /* done_cb does not run any more; frees it. */
 void shared_query_cancel(struct shared_query *k);

@@ -110,7 +110,7 @@ static struct load *load_new(struct call *call, const struct msg_load *m)
                             .deadline_ms = m->deadline_ms,
                             .keys = m->keys,
                             .blocks = m->blocks,
-                            .computes = m->computes};
+                            .gpu_busy = m->gpu_busy};
     const struct load_shifts *shifts = m->shifts.n > 0 ? call->s->rq->shifts : NULL;
     size_t steps_bytes = 0, shifts_bytes = 0;
     struct registered *region;
@@ -120,16 +120,16 @@ static struct load *load_new(struct call *call, const struct msg_load *m)
     region = copies_check(call, &p, &n);
     if (!region || (shifts && shifts->check(call, region, m->shifts, n, &shifts_bytes) != 0))
         return NULL;
-    if (m->step > 0)
+    if (m->progress_interval > 0)
         steps_bytes = steps_memory(region->region->pages.layers);
-    l = copies_new(call, m->step > 0 ? &steps_kind : &load_kind, &p, region, n,
+    l = copies_new(call, m->progress_interval > 0 ? &steps_kind : &load_kind, &p, region, n,
                    sizeof(*l) + steps_bytes + shifts_bytes);
     if (!l)
         return NULL;
     if (shifts)
         shifts->init(&l->c, m->shifts, (uint8_t *)(l + 1) + steps_bytes);
-    if (m->step > 0) {
-        steps_init(&l->c, l + 1, (uint32_t)m->step);
+    if (m->progress_interval > 0) {
+        steps_init(&l->c, l + 1, (uint32_t)m->progress_interval);
         /* Layer 0 of all blocks can go first only if all blocks are in DRAM at once. */
         l->c.w.held_most = call->s->rq->dram_bytes / 2;
     }

@@ -156,7 +156,7 @@ struct found {
     uint8_t status[UCM_MAX_KEYS]; /* enum ucm_lookup_status */
 };
 
-/* Without m->each the search ends at the first miss. */
+/* Without m->per_key the search ends at the first miss. */
 static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup *m, uint32_t n,
                       struct found *f)
 {
@@ -169,15 +169,15 @@ static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup 
     struct lookup_counts counts = {.n = n};
 
     f->view = session_view(s, ns);
-    f->bypassed = !view_find(rq, &f->view, m->keys.p, n, !m->each, f->refs);
-    cache_tiers(rq->modules.cache, f->refs, n, !m->each, f->status);
+    f->bypassed = !view_find(rq, &f->view, m->keys.p, n, !m->per_key, f->refs);
+    cache_tiers(rq->modules.cache, f->refs, n, !m->per_key, f->status);
     for (uint32_t i = 0; i < n; i++) {
         uint8_t tier = f->status[i];
 
         f->status[i] = told[tier];
         if (tier == 0) {
             f->refs[i] = 0;
-            if (!m->each)
+            if (!m->per_key)
                 break;
             continue;
         }
@@ -228,11 +228,11 @@ static int lookup_result(struct call *call, const struct msg_lookup *m, const st
                          bool pending, struct msg_lookup_r *r)
 {
     struct requests *rq = call->s->rq;
-    uint32_t covered = m->each ? f->counts.n : f->counts.hits, lease = 0;
+    uint32_t covered = m->per_key ? f->counts.n : f->counts.hits, lease = 0;
 
     *r = (struct msg_lookup_r){.hits = f->counts.hits,
                                .dram = f->counts.dram,
-                               .status = {f->status, m->each ? f->counts.n : 0},
+                               .status = {f->status, m->per_key ? f->counts.n : 0},
                                .shared = m->shared ? f->counts.shared : 0,
                                .pending = pending};
     if (pending) {
@@ -246,10 +246,10 @@ static int lookup_result(struct call *call, const struct msg_lookup *m, const st
             return rc;
         r->lease = lease;
     }
-    /* The policy takes the keys of one call for one chain; with `each` they are none. */
-    if (!m->each)
+    /* The policy takes the keys of one call for one chain; with `per_key` they are none. */
+    if (!m->per_key)
         view_touch(rq, &f->view, f->refs, covered);
-    for (uint32_t i = 0; m->each && i < covered; i++)
+    for (uint32_t i = 0; m->per_key && i < covered; i++)
         view_touch(rq, &f->view, f->refs + i, 1);
     if (f->bypassed) /* it says nothing about how well the cache does */
         rq->modules.metrics->bypass_lookup_keys += f->counts.n;
@@ -318,7 +318,7 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
     struct requests *rq = call->s->rq;
     struct view_look look = {.s = call->s,
                              .view = f->view,
-                             .each = m->each,
+                             .per_key = m->per_key,
                              .until_ms = shared_query_until(rq, m->wait_ms),
                              .done_cb = wait_done_cb};
     struct lookup_wait *w;
@@ -360,10 +360,10 @@ int method_lookup(struct call *call)
     if (call->trace)
         trace_span(call->trace, SPAN_LOOKUP, SPAN_LESS);
     lacks = f.counts.hits < n;
-    if (lacks && m->nowait == UCM_LOOKUP_WAIT && lookup_waits(call, ns, m, &f))
+    if (lacks && m->wait_mode == UCM_LOOKUP_WAIT && lookup_waits(call, ns, m, &f))
         return 0;
-    pending =
-        lacks && m->nowait == UCM_LOOKUP_LATER && lookup_later(call->s, &f.view, m, f.counts.hits);
+    pending = lacks && m->wait_mode == UCM_LOOKUP_LATER &&
+              lookup_later(call->s, &f.view, m, f.counts.hits);
     rc = lookup_result(call, m, &f, pending, &r);
     if (rc == 0)
         call_reply(call, &r);

@@ -56,7 +56,7 @@ static struct later *later_find(struct session *s, const struct later *like)
         struct later *l = LIST_ENTRY(node, struct later, link);
 
         if (l->look.view.ns[0] != like->look.view.ns[0] || l->hash != like->hash ||
-            l->look.keys_bytes != like->look.keys_bytes || l->look.each != like->look.each)
+            l->look.keys_bytes != like->look.keys_bytes || l->look.per_key != like->look.per_key)
             continue;
         if (later_holds(s, l))
             return l;
@@ -86,7 +86,7 @@ bool lookup_later(struct session *s, const struct view *v, const struct msg_look
     struct later like = {.hash = XXH3_64bits(m->keys.p, m->keys.n),
                          .look = {.s = s,
                                   .view = *v,
-                                  .each = m->each,
+                                  .per_key = m->per_key,
                                   .keys_bytes = m->keys.n,
                                   .until_ms = shared_query_until_later(s->rq, m->wait_ms),
                                   .done_cb = done_cb}};

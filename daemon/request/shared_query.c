@@ -41,12 +41,12 @@ static void lookup_note(struct shared_query *k)
 
     if (k->purged != k->ns->purged)
         return; /* what it found may be gone */
-    for (uint32_t i = p->each ? p->n : p->prefix; i-- > 0;) {
+    for (uint32_t i = p->per_key ? p->n : p->prefix; i-- > 0;) {
         shared_root_id root = p->answers[i] <= UCM_MAX_ROOTS ? p->answers[i] : 0;
         const uint8_t *key = p->keys + (size_t)i * p->key_bytes;
 
-        if ((root != 0 || !p->each) && !gone(k, key))
-            cache_shared_note(k->s->rq->modules.cache, k->ns, key, root, p->each);
+        if ((root != 0 || !p->per_key) && !gone(k, key))
+            cache_shared_note(k->s->rq->modules.cache, k->ns, key, root, p->per_key);
     }
 }
 
@@ -133,7 +133,7 @@ uint64_t shared_query_until_later(const struct requests *rq, uint64_t wait_ms)
 }
 
 int shared_query_start(struct session *s, struct ns *ns, struct proto_bin keys, uint32_t from,
-                       bool each, uint64_t until_ms, struct shared_query **out)
+                       bool per_key, uint64_t until_ms, struct shared_query **out)
 {
     const struct request_modules *modules = &s->rq->modules;
     struct shared_query *k;
@@ -152,7 +152,7 @@ int shared_query_start(struct session *s, struct ns *ns, struct proto_bin keys, 
     k->p.part = ns->identity.parts - 1;
     k->p.bytes_of = bytes_of;
     k->p.who = tenant_who(ns->tenant);
-    k->p.each = each;
+    k->p.per_key = per_key;
     k->p.deadline_ms = until_ms;
     k->p.done_cb = lookup_done_cb;
     rc = shared_lookup(modules->shared, &k->p);

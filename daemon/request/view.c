@@ -110,7 +110,7 @@ static bool round_begin(struct view_look *look, struct ns *ns, struct proto_bin 
 {
     if (bypass_on(look->s->rq, ns, BYPASS_LOAD))
         return false;
-    if (shared_query_start(look->s, ns, keys, look->each ? 0 : look->hits, look->each,
+    if (shared_query_start(look->s, ns, keys, look->per_key ? 0 : look->hits, look->per_key,
                            look->until_ms, &look->k) != 0)
         return false;
     look->k->ctx = look;
@@ -125,14 +125,14 @@ static bool look_next(struct view_look *look, struct proto_bin keys)
 
     if (look->view.n == 1 || look->s->closing)
         return false;
-    if (!look->each)
+    if (!look->per_key)
         look->hits = prefix_found(look, keys);
     if (look->hits == keys.n / look->view.ns[0]->identity.key_bytes)
         return false;
     /* The form that was asked last has nothing further of the chain. */
     if (look->rounds >= 2 && look->hits == before)
         return false;
-    while (look->rounds < (look->each ? 2 : ROUNDS_MAX) &&
+    while (look->rounds < (look->per_key ? 2 : ROUNDS_MAX) &&
            uv_now(look->s->rq->modules.loop) < look->until_ms) {
         if (round_begin(look, look->view.ns[look->rounds++ % 2], keys))
             return true;

@@ -33,11 +33,11 @@ bool view_find(struct requests *rq, const struct view *v, const uint8_t *keys, u
 void view_touch(struct requests *rq, const struct view *v, const block_ref *refs, uint32_t n);
 
 /* Shared lookups for a view: of two namespaces each in turn while it finds more of the chain, for a
- * chain's head may be raw and its middle encoded. With `each` one of either. */
+ * chain's head may be raw and its middle encoded. With `per_key` one of either. */
 struct view_look {
     struct session *s;
     struct view view;
-    bool each;
+    bool per_key;
     uint8_t rounds;
     uint32_t hits;       /* of a chain */
     uint32_t keys_bytes; /* of all its keys */

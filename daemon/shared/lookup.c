@@ -6,7 +6,7 @@
  * The next wave begins as soon as the first missing key of the wave is known. Answers that come
  * later, also those after the deadline, go to the answer cache.
  *
- * With `each` every key is asked for, LOOKUP_WAVE at a time.
+ * With `per_key` every key is asked for, LOOKUP_WAVE at a time.
  *
  * A key's block may lack parts: a root lost a file, or a store evicts objects one by one. Where
  * every key is asked for, and in the wave that asks for all that are left of a chain, a root that
@@ -493,7 +493,7 @@ static struct lookup *lookup_new(struct shared *s, struct shared_lookup *request
     p->request = request;
     p->asked = roots_for_lookups(s);
     p->hi = request->n;
-    p->chain = !request->each;
+    p->chain = !request->per_key;
     list_init(&p->finds);
     for (uint32_t i = 0; i < LOOKUP_WAVE; i++)
         p->idle[p->n_idle++] = (uint8_t)(LOOKUP_WAVE - 1 - i);

@@ -122,7 +122,7 @@ struct shared_lookup {
     /* Bytes of the payload up to and with that part, and of the encryption header if it has one. */
     uint64_t (*bytes_of)(const struct shared_lookup *p, uint32_t part);
     struct fair_who who;
-    bool each;            /* every key by itself; otherwise the end of a chain is searched */
+    bool per_key;         /* every key by itself; otherwise the end of a chain is searched */
     uint64_t deadline_ms; /* by uv_now */
     /* out. answers[i]: a root, SHARED_MISSING or SHARED_UNKNOWN. A chain: the first `prefix` keys
      * exist, as far as is known; some of them are unverified. */

@@ -143,7 +143,7 @@ static void call_keys_trace(struct call *call, const struct trace_about *a, stru
         return;
     if (call->method == UCM_METHOD_DUMP && call->params.dump.layer != 0)
         return; /* a later layer of the same blocks */
-    record.each = call->method == UCM_METHOD_LOOKUP && call->params.lookup.each;
+    record.per_key = call->method == UCM_METHOD_LOOKUP && call->params.lookup.per_key;
     trace_keys(&tracing_of(call->s->rq)->trace, &record);
 }
 
@@ -268,7 +268,7 @@ static void pack_record(msgpack_packer *pk, const struct trace *t, const struct 
     proto_pack_u64(pk, "n_keys", a->n_keys);
     proto_pack_u64(pk, "start_us", since_start_us(t, a->arrived_ns));
     if (t->choice.keys) {
-        proto_pack_flag(pk, "each", r->each);
+        proto_pack_flag(pk, "per_key", r->per_key);
         proto_pack_u64(pk, "block_bytes", r->block_bytes);
         proto_pack_u64(pk, "block_tokens", r->block_tokens);
         proto_pack_bin(pk, "keys", r->keys.p, r->keys.n);

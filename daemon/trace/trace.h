@@ -70,7 +70,7 @@ struct trace_record {
     uint64_t end_ns, bytes;
     uint64_t block_bytes; /* keys */
     uint32_t block_tokens;
-    bool each; /* keys: a lookup of keys that are no chain */
+    bool per_key; /* keys: a lookup of keys that are no chain */
     const struct trace_span *spans;
     struct proto_bin keys;
 };

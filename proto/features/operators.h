@@ -354,7 +354,7 @@ enum ucm_bypass {
  * ok, bytes, uint: keys found or moved; bytes moved.
  * spans, array of map: what it waited for.
  * keys, bin: with `keys`: all keys, concatenated.
- * each, bool: with `keys`: a lookup of keys that are no sequence.
+ * per_key, bool: with `keys`: a lookup of keys that are no sequence.
  * block_bytes, block_tokens, uint: with `keys`: of a block of the namespace, all parts.
  * In spans:
  * name, str: one of the spans above.

@@ -407,13 +407,13 @@ static void lookup_prefix(struct batch *b)
         b->leased[i] = true;
 }
 
-static void lookup_each(struct batch *b)
+static void lookup_per_key(struct batch *b)
 {
     struct ucm_lookup l = {.keys = b->keys, .n_keys = b->n, .lease_ms = 120000};
     uint8_t found[BATCH_MAX];
     uint32_t hits, n = 0;
 
-    if (ucm_lookup_each(b->w->ns, &l, CHURN_WAIT_MS, found, &hits, &b->lease) != 0)
+    if (ucm_lookup_per_key(b->w->ns, &l, CHURN_WAIT_MS, found, &hits, &b->lease) != 0)
         wrong("lookup: %s", ucm_errmsg());
     for (uint32_t i = 0; i < b->n; i++) {
         b->leased[i] = found[i] != UCM_FOUND_NOT;
@@ -430,7 +430,7 @@ static void batch_lease(struct batch *b)
     if (churn_chance(50))
         lookup_prefix(b);
     else
-        lookup_each(b);
+        lookup_per_key(b);
     if (churn_chance(30))
         sleep_ms((int)churn_below(20));
 }

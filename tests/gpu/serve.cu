@@ -117,7 +117,7 @@ static uint32_t victim_hits(struct ucm_client *c)
         key_make(5000 + i, keys.data() + i * KEY_BYTES);
     l.keys = keys.data();
     l.n_keys = 64;
-    if (ucm_lookup_each(ns, &l, -1, found.data(), &hits, &lease) != 0)
+    if (ucm_lookup_per_key(ns, &l, -1, found.data(), &hits, &lease) != 0)
         hits = 99;
     ucm_namespace_close(ns);
     return hits;

@@ -141,7 +141,7 @@ static uint32_t found(struct ucm_namespace *ns, unsigned first)
 
     l.keys = t.keys;
     l.n_keys = t.n_keys;
-    need(ucm_lookup_each(ns, &l, -1, status.data(), &hits, &lease) == 0, "lookup");
+    need(ucm_lookup_per_key(ns, &l, -1, status.data(), &hits, &lease) == 0, "lookup");
     return hits;
 }
 

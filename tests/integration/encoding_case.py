@@ -163,7 +163,7 @@ class Engine:
         return self.reference.decode(self.reference.encode(block)) if self.reference else block
 
     def each(self, *names, **more):
-        return list(self.client.call("lookup", ns=self.ns, keys=keys(*names), each=True, **more)["status"])
+        return list(self.client.call("lookup", ns=self.ns, keys=keys(*names), per_key=True, **more)["status"])
 
     def hits(self, *names, **more):
         return self.client.call("lookup", ns=self.ns, keys=keys(*names), **more)["hits"]

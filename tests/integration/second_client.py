@@ -276,7 +276,7 @@ class Client:
         return self.call("lookup", ns=ns, keys=keys(*names))["hits"]
 
     def tiers(self, ns, *names):
-        return list(self.call("lookup", ns=ns, keys=keys(*names), each=True)["status"])
+        return list(self.call("lookup", ns=ns, keys=keys(*names), per_key=True)["status"])
 
 
 class Region:

@@ -25,7 +25,7 @@ class Host:
         return self.client.call("lookup", ns=self.ns, keys=keys(*names), shared=True, **more)
 
     def tiers(self, *names):
-        return list(self.look(*names, each=True).get("status", b""))
+        return list(self.look(*names, per_key=True).get("status", b""))
 
     def parts(self, name):
         return self.client.call("inspect", ns=self.ns, key=keys(name))["parts"]
@@ -54,7 +54,7 @@ class Host:
     def loaded(self, right):
         """How many of these came. What came is right."""
         region, n = self.regions[0], 0
-        self.look(*right, each=True)
+        self.look(*right, per_key=True)
         for name, data in right.items():
             region.fill(1)
             status = region.load([name], [1])[0]

@@ -38,7 +38,7 @@ class Age(OwnDaemons, Case):
 
     def left(self, client, spaces, number, evicted):
         """How many of the round's blocks are there, of those that were not evicted by name."""
-        return sum(client.call("lookup", ns=ns, keys=keys(*(f"{number} {i}" for i in range(evicted, BLOCKS))), each=True)["hits"] for ns, _ in spaces)
+        return sum(client.call("lookup", ns=ns, keys=keys(*(f"{number} {i}" for i in range(evicted, BLOCKS))), per_key=True)["hits"] for ns, _ in spaces)
 
     def rounds(self, n, evicted=0, **more):
         for number in range(n):

@@ -124,7 +124,7 @@ class Encodings(EncodingCase):
             self.assertEqual(engine.hits(0), 0)
             self.assertEqual(engine.dump(range(4), range(4), layer=layer, layers=1), [OK] * 4)
         engine.pages.clear()
-        number = engine.pages.begin("load", range(4), range(4), step=1)
+        number = engine.pages.begin("load", range(4), range(4), progress_interval=1)
         self.assertEqual(list(engine.client.wait(number)["status"]), [OK] * 4)
         self.assertEqual([engine.pages.bytes(i) for i in range(4)], [engine.through(p) for p in plain])
         engine.pages.clear()
@@ -218,7 +218,7 @@ class FallThrough(EncodingCase):
 
     def test_layers_of_both_forms(self):
         engine = self.mixed()
-        number = engine.pages.begin("load", range(7), range(7), step=1)
+        number = engine.pages.begin("load", range(7), range(7), progress_interval=1)
         answer = engine.client.wait(number)
         self.assertEqual(list(answer["status"]), [OK] * 7)
         self.assertTrue(all(p["layers"] <= 2 for p in engine.client.progress.get(number, [])))
@@ -433,7 +433,7 @@ class Random(EncodingCase):
 
     def layers(self, rng, engine, engines, names):
         engine.pages.clear()
-        number = engine.pages.begin("load", names, range(len(names)), step=rng.randint(1, LAYERS))
+        number = engine.pages.begin("load", names, range(len(names)), progress_interval=rng.randint(1, LAYERS))
         if rng.random() < 0.3:
             engine.client.call("cancel", msgid=number)
             engine.client.wait(number)

@@ -47,7 +47,7 @@ class Keyed(Host):
         return [self.region.bytes(block) for block in range(count)]
 
     def load(self, *names):
-        self.look(*names, each=True)
+        self.look(*names, per_key=True)
         self.region.memory[:] = bytes(len(self.region.memory))
         return self.region.load(names, range(len(names)))
 

@@ -77,7 +77,7 @@ class Health(OwnDaemons, Case):
     def again(self):
         client = self.start()
         ns, _ = self.region(client)
-        return client.call("lookup", ns=ns, keys=keys(*range(8)), each=True)["hits"]
+        return client.call("lookup", ns=ns, keys=keys(*range(8)), per_key=True)["hits"]
 
     def test_records_are_written_when_they_can_be(self):
         """Nobody opens or dumps anything meanwhile; then a kill."""

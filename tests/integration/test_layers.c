@@ -95,7 +95,7 @@ static void assert_layers(struct ucm_task *task, uint32_t step, uint32_t missing
 Test(layers, of_a_load_lie_there_when_told)
 {
     for (uint32_t step = 1; step <= LAYERS; step += step == 3 ? 5 : 1) {
-        struct ucm_task *task = load_begin((struct ucm_transfer){.step = step});
+        struct ucm_task *task = load_begin((struct ucm_transfer){.progress_interval = step});
 
         assert_layers(task, step, UINT32_MAX);
         load_end(task, BLOCKS);
@@ -114,14 +114,15 @@ Test(layers, of_what_was_read_from_nvme_lie_there_too)
     cr_assert_eq(ucm_call(rig.w.client, "evict", params, sizeof(params) - 1, -1, &p, &n), 0);
     free(p);
     cr_assert_eq(ucm_evict(rig.w.ns, rig.keys + 7 * WORKER_KEY_BYTES, 1, -1, NULL, NULL), 0);
-    task = load_begin((struct ucm_transfer){.step = 1});
+    task = load_begin((struct ucm_transfer){.progress_interval = 1});
     assert_layers(task, 1, 7);
     load_end(task, BLOCKS - 1);
 }
 
 Test(layers, of_a_range_count_from_its_first)
 {
-    struct ucm_task *task = load_begin((struct ucm_transfer){.layer = 3, .n_layers = 4, .step = 2});
+    struct ucm_task *task =
+        load_begin((struct ucm_transfer){.layer = 3, .n_layers = 4, .progress_interval = 2});
 
     cr_assert_eq(ucm_task_wait_layers(task, 1, 30000, rig.result), 0, "%s", ucm_errmsg());
     for (uint32_t i = 0; i < BLOCKS; i++)
@@ -135,7 +136,7 @@ Test(layers, of_a_range_count_from_its_first)
 Test(layers, of_a_load_that_is_stopped_are_told_no_more)
 {
     for (unsigned round = 0; round < 20; round++) {
-        struct ucm_task *task = load_begin((struct ucm_transfer){.step = 1});
+        struct ucm_task *task = load_begin((struct ucm_transfer){.progress_interval = 1});
         struct ucm_result r;
 
         if (round > 0)
@@ -160,7 +161,8 @@ Test(layers, of_more_than_the_arena_holds_land)
 {
     struct worker_options o = {
         .model = "large", .layers = LAYERS, .blocks = BLOCKS, .layer_bytes = 16 * LAYER_BYTES};
-    struct ucm_transfer t = {.keys = rig.keys, .blocks = rig.blocks, .n_keys = 100, .step = 1};
+    struct ucm_transfer t = {
+        .keys = rig.keys, .blocks = rig.blocks, .n_keys = 100, .progress_interval = 1};
     struct ucm_task *task;
     struct ucm_result r;
     struct worker w;

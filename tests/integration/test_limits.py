@@ -159,7 +159,7 @@ class Flood(Case):
         def flood(client, ns):
             try:
                 while True:
-                    client.begin("lookup", ns=ns, keys=missing, each=True)
+                    client.begin("lookup", ns=ns, keys=missing, per_key=True)
             except Exception as e:  # pylint: disable=broad-except
                 ended.append(type(e))
         floods = [threading.Thread(target=flood, args=pair) for pair in zip(clients, numbers)]

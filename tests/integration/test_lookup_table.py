@@ -225,7 +225,7 @@ class Prefix(Case):
         changed = {name: after[name] - before[name] for name in ("lookups", "lookup_keys", "lookup_hits", "leases", "load_blocks_missed")}
         self.assertEqual(changed, {"lookups": 1, "lookup_keys": 10, "lookup_hits": 5, "leases": 0, "load_blocks_missed": 0})
         self.assertEqual(list(region.call("load_prefix", range(50, 53), range(3))["status"]), [1] * 3)
-        self.assertEqual(list(region.call("load_prefix", range(5), range(5), layer=1, step=1)["status"]), [0] * 5)
+        self.assertEqual(list(region.call("load_prefix", range(5), range(5), layer=1, progress_interval=1)["status"]), [0] * 5)
 
     def test_what_was_evicted_by_name_is_not_found_though_leased(self):
         client, ns, region = self.worker(blocks=16)
@@ -340,7 +340,7 @@ class ByLibrary(OwnDaemons, Case):
         self.assertEqual((advice.blocks, ns.lookup_prefix(self.names(*range(6))).blocks), (5, 5))
         ns.evict(self.names(1))
         found, advice = self.advice(ns, self.names(*range(6)), ns.lookup_table_read_each)
-        self.assertEqual([tier > 0 for tier in found], [tier > 0 for tier in ns.lookup_each(self.names(*range(6)))[0]])
+        self.assertEqual([tier > 0 for tier in found], [tier > 0 for tier in ns.lookup_per_key(self.names(*range(6)))[0]])
         self.assertEqual(self.advice(ns, self.names(*range(6))).blocks, 1)
 
     def test_a_prefix_is_loaded_in_one_request(self):

@@ -462,7 +462,7 @@ class Stops(OwnDaemons, Case):
         names = range(8)
         self.until(lambda: client.metrics()["shared_writes"] >= 8, "the files")
         client.call("evict", ns=ns, tier=1)
-        self.assertEqual(list(client.call("lookup", ns=ns, keys=keys(*names), each=True, shared=True)["status"]), [ON_SHARED] * 8)
+        self.assertEqual(list(client.call("lookup", ns=ns, keys=keys(*names), per_key=True, shared=True)["status"]), [ON_SHARED] * 8)
         pid = client.call("stats")["shared_roots"][0]["pid"]
         halt(pid)
         self.addCleanup(os.kill, pid, signal.SIGCONT)

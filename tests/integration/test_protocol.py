@@ -188,7 +188,7 @@ class Frames(Case):
         self.assertEqual(region.dump(["x", "y"], [0, 1]), [NO_ROOM] * 2)
         client.call("release", lease=lease["lease"])
         self.assertEqual(region.dump(["x", "y"], [0, 1]), [OK] * 2)
-        self.assertLess(client.call("lookup", ns=ns, keys=keys(*range(128)), each=True)["hits"], 128)
+        self.assertLess(client.call("lookup", ns=ns, keys=keys(*range(128)), per_key=True)["hits"], 128)
         self.assertEqual(client.call("evict", ns=ns, tier=1), {"blocks": 0, "busy": 128})  # they lie nowhere else
         self.assertEqual(client.call("evict", ns=ns, keys=keys("x", "gone")), {"blocks": 1, "missing": 1})
 

@@ -79,7 +79,7 @@ class Blocks(Case):
         self.refused(INVALID, client.call, "inspect", ns=ns, key=bytes(17))
         self.refused(NOT_FOUND, client.call, "inspect", ns=ns, key=keys("nobody"))
         self.refused(INVALID, client.call, "lookup", ns=ns, keys=bytes(16) * 16385)
-        most = client.call("lookup", ns=ns, keys=bytes(16) * 16384, each=True)
+        most = client.call("lookup", ns=ns, keys=bytes(16) * 16384, per_key=True)
         self.assertEqual(most, {"hits": 0, "status": bytes(16384)})
 
     def test_layers(self):
@@ -117,7 +117,7 @@ class Blocks(Case):
         """The layers that were told of before the answer."""
         client = region.client
         region.memory[:] = bytes(len(region.memory))
-        msgid = region.begin("load", ["x", *range(7)], range(8), layer=first, step=step)
+        msgid = region.begin("load", ["x", *range(7)], range(8), layer=first, progress_interval=step)
         answer = client.wait(msgid)
         self.assertEqual(answer["status"], bytes([MISS] + [OK] * 7))
         progress = client.progress.pop(msgid, [])
@@ -141,7 +141,7 @@ class Blocks(Case):
                     break  # else the last step had landed when the daemon first looked
             else:
                 self.fail("never told of a step")
-        self.refused(INVALID, region.load, "a", [0], step=1025)
+        self.refused(INVALID, region.load, "a", [0], progress_interval=1025)
 
     def test_an_unfinished_dump_ends_with_its_connection(self):
         client, ns, region = self.worker()
@@ -178,7 +178,7 @@ class Blocks(Case):
         region.dump("abc", [0, 1, 2])
         self.assertEqual(client.call("lookup", ns=ns, keys=keys(*"abxc")), {"hits": 2, "dram": 2})
         self.assertEqual(client.call("lookup", ns=ns, keys=keys(*"xabc"), lease_ms=1000), {"hits": 0})
-        self.assertEqual(client.call("lookup", ns=ns, keys=keys(*"xcya"), each=True),
+        self.assertEqual(client.call("lookup", ns=ns, keys=keys(*"xcya"), per_key=True),
                          {"hits": 2, "dram": 2, "status": bytes([0, IN_DRAM, 0, IN_DRAM])})
         self.settled(client, ns)
         self.assertEqual(client.call("evict", ns=ns, keys=keys(*"bx"), tier=1), {"blocks": 1, "missing": 1})
@@ -190,12 +190,12 @@ class Blocks(Case):
         region.dump("abcd", range(4))
 
         def lease(*names, ms=(1 << 32) - 1, each=False):
-            return client.call("lookup", ns=ns, keys=keys(*names), lease_ms=ms, each=each)["lease"]
+            return client.call("lookup", ns=ns, keys=keys(*names), lease_ms=ms, per_key=each)["lease"]
 
         def held(name="a"):
             return client.call("inspect", ns=ns, key=keys(name))["leases"]
 
-        first, second = lease("a", "b", "x"), lease("x", "a", each=True)
+        first, second = lease("a", "b", "x"), lease("x", "a", per_key=True)
         self.assertEqual((held("a"), held("b"), held("c")), (2, 1, 0))
         other, rival = self.again()
         other.call("release", lease=first)
@@ -345,7 +345,7 @@ class Blocks(Case):
         self.assertEqual(client.call("pin", ns=ns, keys=keys(0, 2)), {"blocks": 1})
         self.assertTrue(client.call("inspect", ns=ns, key=keys(2))["pinned"])
         self.assertEqual(client.call("evict", ns=ns)["blocks"], 5)
-        self.assertEqual(client.call("lookup", ns=ns, keys=keys(*range(8)), each=True)["hits"], 3)
+        self.assertEqual(client.call("lookup", ns=ns, keys=keys(*range(8)), per_key=True)["hits"], 3)
         self.assertEqual(client.call("unpin", ns=ns, keys=keys(2, "x")), {"blocks": 1, "missing": 1})
         self.assertEqual(client.call("evict", ns=ns, keys=keys(2)), {"blocks": 1})
         self.assertEqual(client.call("unpin", ns=ns), {"blocks": 2})

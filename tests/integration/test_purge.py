@@ -45,7 +45,7 @@ class Held(Case):
         self.assertEqual(client.tiers(ns, *NAMES), [0] * BLOCKS)
         to, pool = range(BLOCKS, 2 * BLOCKS), Pool(client, ns, DEMO["layer_bytes"], BLOCKS)
         before = region.memory[:]
-        for more in ({}, {"layer": 1}, {"step": 1}):
+        for more in ({}, {"layer": 1}, {"progress_interval": 1}):
             self.assertEqual(region.load(NAMES, to, **more), [MISS] * BLOCKS)
         self.assertEqual(list(region.call("load_prefix", NAMES, to)["status"]), [MISS] * BLOCKS)
         self.assertEqual(list(client.call("prefetch", ns=ns, keys=keys(*NAMES))["status"]), [MISS] * BLOCKS)

@@ -25,7 +25,7 @@ import fake_copy_agent
 import second_client
 from daemon import Daemon, DaemonCase, until
 from ucmclient import (BlockResult, Client, CopyAgent, CopyAgentMissing, Found, Identity, MemoryKind, Memory,
-                       Nowait, Plane, SharedMemory, Status, UcmError, data_pointer)
+                       WaitMode, Plane, SharedMemory, Status, UcmError, data_pointer)
 from ucmclient import _native, copy_agent as copy_agents, keys as chains
 
 SUITE_TIMEOUT_S = 280
@@ -146,15 +146,15 @@ class Blocks(Case):
         self.assertEqual(region.dump([key("a")], [0]).wait().blocks, bytes([BlockResult.EXISTS]))
         result = region.load([key("a"), key("b")], [1, 2]).wait()
         self.assertEqual((result.blocks, result.ok, result.all_ok), (bytes([BlockResult.OK, BlockResult.MISS]), 1, False))
-        found, lease = ns.lookup_each(key("b", "a"))
+        found, lease = ns.lookup_per_key(key("b", "a"))
         self.assertEqual((found, lease), (bytes([Found.NOT, Found.DRAM]), 0))
-        for nowait in Nowait:  # there is no shared tier
-            self.assertEqual(ns.lookup_each_nowait(key("b", "a"), nowait=nowait), (found, 0, False))
-            hits = ns.lookup_prefix(key("a", "b"), lease=5, nowait=nowait)
+        for wait_mode in WaitMode:  # there is no shared tier
+            self.assertEqual(ns.lookup_per_key_nowait(key("b", "a"), wait_mode=wait_mode), (found, 0, False))
+            hits = ns.lookup_prefix(key("a", "b"), lease=5, wait_mode=wait_mode)
             self.assertEqual((hits.blocks, hits.pending), (1, False))
             self.assertGreater(hits.lease, 0)
-        with self.assertRaisesRegex(UcmError, "enum ucm_nowait"):
-            ns.lookup_prefix(key("a"), nowait=3)
+        with self.assertRaisesRegex(UcmError, "enum ucm_wait_mode"):
+            ns.lookup_prefix(key("a"), wait_mode=3)
 
     def test_layer_by_layer(self):
         ns, shared, region = self.worker()

@@ -45,7 +45,7 @@ class Record(Case):
             client.call("lookup", ns=ns, keys=keys("a", "b", "c"))
             region.dump("abc", [0, 1, 2])
             client.call("lookup", ns=ns, keys=keys("a", "b", "d"))
-            client.call("lookup", ns=ns, keys=keys("d"), each=True)
+            client.call("lookup", ns=ns, keys=keys("d"), per_key=True)
             other.call("lookup", ns=theirs, keys=keys("a"))
             for _ in range(3):  # as an engine does while the request waits
                 client.call("lookup", ns=ns, keys=keys("a", "e"), request="cmpl-1")

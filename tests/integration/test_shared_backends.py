@@ -129,7 +129,7 @@ class Backends(SharedCase):
 
     def poke(self, host):
         """Asks the root, which starts a process when the pause is over."""
-        host.look(time.time_ns() % 10**9, each=True)
+        host.look(time.time_ns() % 10**9, per_key=True)
         return False
 
     def test_a_command_that_ends_at_once(self):

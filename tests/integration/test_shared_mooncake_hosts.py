@@ -201,7 +201,7 @@ class Stores(OwnDaemons, Case):
         host = self.host()
         right = self.written(host)
         ask("POST", "end-master")
-        self.until(lambda: host.look(time.time_ns() % 10**9, each=True) and host.root()["health"] == "down", "its end")
+        self.until(lambda: host.look(time.time_ns() % 10**9, per_key=True) and host.root()["health"] == "down", "its end")
         self.assertEqual(host.loaded(right), BLOCKS, "DRAM serves meanwhile")
         ask("POST", "begin-master")
         self.until(lambda: host.root()["health"] == "up", "its return")

@@ -85,7 +85,7 @@ class Buckets(OwnDaemons, Case):
         hosts = [self.host(), self.host()]
         right = self.written(hosts[0])
         asked(*["PUT"] * cost["WRITE"] * BLOCKS)
-        hosts[1].look(*right, 100, 101, 102, each=True)
+        hosts[1].look(*right, 100, 101, 102, per_key=True)
         asked(*["HEAD"] * cost["FIND"] * (BLOCKS + 3))
         self.assertEqual(hosts[1].loaded(right), BLOCKS)
         asked(*["GET"] * cost["READ"] * BLOCKS)
@@ -186,7 +186,7 @@ class Buckets(OwnDaemons, Case):
             pass
 
         def other():
-            host.look(time.time_ns() % 10**9, each=True)
+            host.look(time.time_ns() % 10**9, per_key=True)
             return "test:tester3" in self.proxy.keys
         self.until(other, "the next key")
         self.assertEqual(self.host(query=f"&command={command}").loaded(right), BLOCKS)

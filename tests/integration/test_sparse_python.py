@@ -500,7 +500,7 @@ class Restart(unittest.TestCase):
                 self.assertEqual(late.wait().missing, 1)
             more = sequence.select(0, query(6), sparse.TopK(sparse_ratio=1), prefetch=2).union()
             wanted = b"".join(names()[32 * b : 32 * b + 32] for b in more)
-            until(lambda: set(worker.ns.lookup_each(wanted)[0]) == {Found.DRAM}, "what select prefetches")
+            until(lambda: set(worker.ns.lookup_per_key(wanted)[0]) == {Found.DRAM}, "what select prefetches")
 
     def test_a_sequence_that_lost_blocks_says_so_once(self):
         worker = Worker(self, self.daemon, "lost")

@@ -189,11 +189,11 @@ class Trace(Traces):
         self.start(operator, keys=True)
         region.dump(range(3), range(3))
         client.call("lookup", ns=ns, keys=keys(0, 1, 2, 3))
-        client.call("lookup", ns=ns, keys=keys(7), each=True)
+        client.call("lookup", ns=ns, keys=keys(7), per_key=True)
         region.load([0], [0])  # says nothing that the lookup did not
         region.call("load_prefix", [0, 1, 8], range(3))  # which is one, too
         found = self.records(operator)
-        self.assertEqual([(record["method"], record["keys"], record["each"]) for record in found],
+        self.assertEqual([(record["method"], record["keys"], record["per_key"]) for record in found],
                          [("dump", keys(0, 1, 2), False), ("lookup", keys(0, 1, 2, 3), False), ("lookup", keys(7), True),
                           ("load_prefix", keys(0, 1, 8), False)])
         self.assertEqual((found[1]["block_bytes"], found[1]["block_tokens"]), (region.size, BIG["block_tokens"]))

@@ -302,7 +302,7 @@ class Watchdog(Stopping, unittest.TestCase):
     def request(self, ns, number):
         """Of connection `number`, over and over."""
         some = os.urandom(16 * 16384)
-        return [["lookup", {"ns": ns, "keys": some}], ["lookup", {"ns": ns, "keys": some, "each": True}],
+        return [["lookup", {"ns": ns, "keys": some}], ["lookup", {"ns": ns, "keys": some, "per_key": True}],
                 ["namespace.open", dict(DEMO, model=f"dear-{number}", parts=256)], ["verify", {"ns": ns, "limit": 4096}],
                 ["evict", {"ns": ns, "keys": some}], ["prefetch", {"ns": ns, "keys": some}], ["stats", {}],
                 ["ls", {"ns": ns, "limit": 4096}], ["events.list", {"ns": ns, "limit": 4096}], ["hello", {"version_min": 1, "version_max": 1}],

@@ -206,7 +206,7 @@ class Policy(Bfloat16):
     def forms(self, e, request):
         """Of each block of a request that was stored: p plain, e encoded, - not at all."""
         ns, keys = self.namespace(e), b"".join(request.block_hashes)
-        both, plain = ns.lookup_each(keys)[0], ns.base.lookup_each(keys)[0]
+        both, plain = ns.lookup_per_key(keys)[0], ns.base.lookup_per_key(keys)[0]
         return "".join("p" if p != Found.NOT else "e" if b != Found.NOT else "-" for b, p in zip(both, plain))
 
     def stored(self, tokens, outputs=1, budget=64, **more):

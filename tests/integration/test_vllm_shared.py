@@ -15,7 +15,7 @@ from daemon import halt
 import test_vllm_hybrid
 
 from hybrid_engine import ALL_KINDS
-from ucmclient import Nowait, PrefixHits
+from ucmclient import WaitMode, PrefixHits
 from ucmclient.engine.vllm import shared_wait
 from ucmclient.engine.vllm.settings import Settings
 from ucmclient.engine.vllm.shared_wait import SharedWait
@@ -175,9 +175,9 @@ class Turns(unittest.TestCase):
         ns = SimpleNamespace(lookup_prefix=self.lookup)
         self.link = SimpleNamespace(ns=ns, ask=lambda call, *args, **named: call(*args, **named))
 
-    def lookup(self, keys, nowait, request, **named):
-        self.asked.append((request, nowait))
-        return PrefixHits(0, 0, 0, pending=self.pending and nowait == Nowait.LATER)
+    def lookup(self, keys, wait_mode, request, **named):
+        self.asked.append((request, wait_mode))
+        return PrefixHits(0, 0, 0, pending=self.pending and wait_mode == WaitMode.LATER)
 
     def look(self, wait, name):
         if wait.holds(name):
@@ -203,24 +203,24 @@ class Turns(unittest.TestCase):
         wait = SharedWait(Settings(shared_wait=0.02))
         while not (hits := self.look(wait, "r")) or hits.pending:
             time.sleep(0.001)
-        self.assertEqual(self.asked[-1], ("r", Nowait.HERE))
+        self.assertEqual(self.asked[-1], ("r", WaitMode.HERE))
         self.assertFalse(wait.pending("r"))
         self.look(wait, "r")
-        self.assertEqual(self.asked[-1], ("r", Nowait.HERE), "it does not wait twice")
+        self.assertEqual(self.asked[-1], ("r", WaitMode.HERE), "it does not wait twice")
         wait.forget("r")
         self.look(wait, "r")
-        self.assertEqual(self.asked[-1], ("r", Nowait.LATER))
+        self.assertEqual(self.asked[-1], ("r", WaitMode.LATER))
         wait.extend("r", 0.0)
         self.look(wait, "r")
         while not (hits := self.look(wait, "r")) or hits.pending:
             time.sleep(0.001)
-        self.assertEqual(self.asked[-1], ("r", Nowait.HERE))
+        self.assertEqual(self.asked[-1], ("r", WaitMode.HERE))
         wait.extend("r", time.monotonic() + LONG)
         self.look(wait, "r")
-        self.assertEqual(self.asked[-1], ("r", Nowait.LATER), "another host still stores what it needs")
+        self.assertEqual(self.asked[-1], ("r", WaitMode.LATER), "another host still stores what it needs")
         wait.give_up("r")
         self.look(wait, "r")
-        self.assertEqual(self.asked[-1], ("r", Nowait.HERE))
+        self.assertEqual(self.asked[-1], ("r", WaitMode.HERE))
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ class Lookup(Structure):
         ("lease_ms", c_uint32),
         ("wait_ms", c_uint32),
         ("shared", POINTER(c_uint32)),
-        ("nowait", c_uint32),
+        ("wait_mode", c_uint32),
         ("pending", POINTER(c_uint32)),
     ]
 
@@ -179,7 +179,7 @@ class Transfer(Structure):
         ("cuda_event", c_char_p),
         ("part", c_uint32),
         ("durability", c_uint32),
-        ("step", c_uint32),
+        ("progress_interval", c_uint32),
         ("shifts", c_void_p),
         ("n_shifts", c_uint32),
     ]
@@ -216,7 +216,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ucm_namespace_close": (None, [c_void_p]),
     "ucm_namespace_fingerprint": (None, [c_void_p, c_char_p]),
     "ucm_region_register": (c_int, [c_void_p, POINTER(RegionSpec), c_int, POINTER(c_void_p)]),
-    "ucm_region_computes": (None, [c_void_p, c_int]),
+    "ucm_region_gpu_busy": (None, [c_void_p, c_int]),
     "ucm_region_unregister": (c_int, [c_void_p, c_int]),
     "ucm_shared_memory": (c_int, [c_size_t, POINTER(c_int), POINTER(c_void_p)]),
     "ucm_set_request_id": (c_int, [c_char_p]),
@@ -224,7 +224,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [c_void_p, POINTER(Lookup), c_int, POINTER(c_uint32), POINTER(c_uint32), POINTER(c_uint32)],
     ),
-    "ucm_lookup_each": (c_int, [c_void_p, POINTER(Lookup), c_int, c_char_p, POINTER(c_uint32), POINTER(c_uint32)]),
+    "ucm_lookup_per_key": (c_int, [c_void_p, POINTER(Lookup), c_int, c_char_p, POINTER(c_uint32), POINTER(c_uint32)]),
     "ucm_lookup_table_open": (c_int, [c_void_p, c_int]),
     "ucm_lookup_table_read": (c_int, [c_void_p, c_void_p, c_uint32, c_char_p, POINTER(TableHits)]),
     "ucm_lookup_note": (c_int, [c_void_p, c_void_p, c_uint32, c_int]),

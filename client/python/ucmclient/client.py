@@ -35,8 +35,8 @@ class Found(enum.IntEnum):
     SHARED = 3
 
 
-class Nowait(enum.IntEnum):
-    """What a lookup does where the shared tier may have what this host lacks (enum ucm_nowait)."""
+class WaitMode(enum.IntEnum):
+    """What a lookup does where the shared tier may have what this host lacks (enum ucm_wait_mode)."""
 
     #: It waits.
     OFF = 0
@@ -116,7 +116,7 @@ class ServerInfo:
 @dataclass(frozen=True)
 class PrefixHits:
     """`blocks`: how many from the first key on are cached. Of these, `in_dram` lie wholly in DRAM, and `shared` must be
-    read from the shared tier (0 unless tell_shared). `lease`: 0 for none. `pending`: with Nowait.LATER, the shared tier is being asked
+    read from the shared tier (0 unless tell_shared). `lease`: 0 for none. `pending`: with WaitMode.LATER, the shared tier is being asked
     for more."""
 
     blocks: int
@@ -279,15 +279,15 @@ class Namespace(_Handle):
         lib.ucm_namespace_fingerprint(self.handle, out)
         return out.raw
 
-    def _lookup(self, keys: Keys, lease: float, wait: float, tell_shared: bool, nowait: int = 0) -> native.Lookup:
-        lookup = native.Lookup(lease_ms=_timeout(lease), wait_ms=_timeout(wait), nowait=nowait)
+    def _lookup(self, keys: Keys, lease: float, wait: float, tell_shared: bool, wait_mode: int = 0) -> native.Lookup:
+        lookup = native.Lookup(lease_ms=_timeout(lease), wait_ms=_timeout(wait), wait_mode=wait_mode)
         lookup.borrowed, lookup.n_keys = borrow_keys(keys, self.identity.key_bytes)
         lookup.keys = lookup.borrowed.address
         lookup.shared_hits = c_uint32()
         if tell_shared:
             lookup.shared = ctypes.pointer(lookup.shared_hits)
         lookup.is_pending = c_uint32()
-        if nowait:
+        if wait_mode:
             lookup.pending = ctypes.pointer(lookup.is_pending)
         return lookup
 
@@ -299,11 +299,11 @@ class Namespace(_Handle):
         *,
         wait: float = 0.0,
         tell_shared: bool = False,
-        nowait: int = Nowait.OFF,
+        wait_mode: int = WaitMode.WAIT,
     ) -> PrefixHits:
         """How many blocks from the first key on are cached without a gap. lease: seconds to keep them, 0 for none.
-        wait: longest wait for the shared tier in seconds, 0 for the daemon's setting; with Nowait.LATER, how long it is asked."""
-        lookup = self._lookup(keys, lease, wait, tell_shared, nowait)
+        wait: longest wait for the shared tier in seconds, 0 for the daemon's setting; with WaitMode.LATER, how long it is asked."""
+        lookup = self._lookup(keys, lease, wait, tell_shared, wait_mode)
         hits, in_dram, number = c_uint32(), c_uint32(), c_uint32()
         check(
             lib.ucm_lookup_prefix(
@@ -312,7 +312,7 @@ class Namespace(_Handle):
         )
         return PrefixHits(hits.value, in_dram.value, number.value, lookup.shared_hits.value, bool(lookup.is_pending.value))
 
-    def lookup_each(
+    def lookup_per_key(
         self,
         keys: Keys,
         lease: float = 0.0,
@@ -325,15 +325,15 @@ class Namespace(_Handle):
         unless tell_shared."""
         return self._each(self._lookup(keys, lease, wait, tell_shared), timeout)[:2]
 
-    def lookup_each_nowait(
-        self, keys: Keys, lease: float = 0.0, timeout: Optional[float] = None, *, nowait: int = Nowait.LATER, wait: float = 0.0
+    def lookup_per_key_nowait(
+        self, keys: Keys, lease: float = 0.0, timeout: Optional[float] = None, *, wait_mode: int = WaitMode.LATER, wait: float = 0.0
     ) -> tuple[bytes, int, bool]:
-        """As lookup_each, and whether the shared tier is being asked for more. wait: how long it is asked, in seconds."""
-        return self._each(self._lookup(keys, lease, wait, False, nowait), timeout)
+        """As lookup_per_key, and whether the shared tier is being asked for more. wait: how long it is asked, in seconds."""
+        return self._each(self._lookup(keys, lease, wait, False, wait_mode), timeout)
 
     def _each(self, lookup: native.Lookup, timeout: Optional[float]) -> tuple[bytes, int, bool]:
         found, hits, number = ctypes.create_string_buffer(max(lookup.n_keys, 1)), c_uint32(), c_uint32()
-        check(lib.ucm_lookup_each(self.handle, byref(lookup), _timeout(timeout), found, byref(hits), byref(number)))
+        check(lib.ucm_lookup_per_key(self.handle, byref(lookup), _timeout(timeout), found, byref(hits), byref(number)))
         return found.raw[: lookup.n_keys], number.value, bool(lookup.is_pending.value)
 
     def lookup_table_open(self, timeout: Optional[float] = None) -> None:

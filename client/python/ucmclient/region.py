@@ -178,11 +178,11 @@ class Region(_Handle):
         if not self.closed and not self.client.closed:
             self.unregister()
 
-    def computes(self, now: bool) -> None:
+    def gpu_busy(self, now: bool) -> None:
         """Whether the worker's GPU computes: loads and dumps that begin from now on tell the daemon, and give way to the worker's
         own copies. Sends nothing; of a region that is closed it does nothing."""
         if self._handle is not None and not self.client.closed:
-            lib.ucm_region_computes(self._handle, int(now))
+            lib.ucm_region_gpu_busy(self._handle, int(now))
 
     def load(
         self,
@@ -194,14 +194,14 @@ class Region(_Handle):
         priority: int = 0,
         deadline: float = 0.0,
         lease: int = 0,
-        step: int = 0,
+        progress_interval: int = 0,
         shifts: Optional[Sequence[Sequence[int]]] = None,
         timeout: Optional[float] = None,
     ) -> "Task":
-        """Copies blocks into the region's pages. layers 0: every layer from `layer` on. step: copies layer by layer,
-        with a report every `step` layers, for Task.wait_layers. shifts: of a region with `rope`, runs of keys whose K is re-rotated, as (keys, old
+        """Copies blocks into the region's pages. layers 0: every layer from `layer` on. progress_interval: copies layer by layer,
+        with a report every `progress_interval` layers, for Task.wait_layers. shifts: of a region with `rope`, runs of keys whose K is re-rotated, as (keys, old
         position, new position, old length, new length); the lengths, of dynamic scaling, may be left out."""
-        fields: dict[str, Any] = {"layer": layer, "n_layers": layers, "priority": priority, "lease": lease, "step": step}
+        fields: dict[str, Any] = {"layer": layer, "n_layers": layers, "priority": priority, "lease": lease, "progress_interval": progress_interval}
         if shifts is not None:
             packed, n = uint32s([number for run in turns for number in (*run, 0, 0)[:5]])
             fields.update(shifts=packed.address, n_shifts=n // 5)
@@ -217,12 +217,12 @@ class Region(_Handle):
         layers: int = 0,
         priority: int = 0,
         deadline: float = 0.0,
-        step: int = 0,
+        progress_interval: int = 0,
         timeout: Optional[float] = None,
     ) -> "Task":
         """Namespace.lookup_prefix, its lease and load in one request: loads the blocks that are cached from the first key on
         without a gap. The other keys' results are MISS. wait: as for lookup_prefix."""
-        fields = {"layer": layer, "n_layers": layers, "priority": priority, "step": step}
+        fields = {"layer": layer, "n_layers": layers, "priority": priority, "progress_interval": progress_interval}
 
         def call(handle: int, what: Any, timeout_ms: int, out: Any) -> int:
             return lib.ucm_load_prefix(handle, what, _timeout(wait), timeout_ms, out)
@@ -306,7 +306,7 @@ class Task(_Handle):
         return self._result(result)
 
     def wait_layers(self, layers: int, timeout: Optional[float] = None) -> bytes:
-        """For a load with `step`: waits until that many layers have landed in all blocks. Returns a BlockResult's
+        """For a load with `progress_interval`: waits until that many layers have landed in all blocks. Returns a BlockResult's
         number for each key so far; check() or wait() must still take the result."""
         result = ctypes.create_string_buffer(max(self._keys, 1))
         check(lib.ucm_task_wait_layers(self.handle, layers, _timeout(timeout), result))

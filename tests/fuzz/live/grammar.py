@@ -397,7 +397,7 @@ class Generator:
         at = self.to(region, len(keys))
         more = self.layers(region.ns)
         if self.chance(0.2):
-            more["step"] = 1
+            more["progress_interval"] = 1
         if region.shifts:
             old = self.some(0, 7, 100)
             more["shifts"] = [len(at), old, old + self.some(0, 1, 64), 0, 0]
@@ -482,7 +482,7 @@ class Generator:
     def act_lookup(self, conn):
         ns = self.space(conn)
         keys = self.keys(conn.tenant, ns.family, ns.spec if ns.form != SUMMARY else None)
-        more = {"each": self.chance(0.5), "lease_ms": self.some(0, 20, 5000), "nowait": self.some(0, 0, 1, 2), "shared": self.chance(0.3)}
+        more = {"per_key": self.chance(0.5), "lease_ms": self.some(0, 20, 5000), "wait_mode": self.some(0, 0, 1, 2), "shared": self.chance(0.3)}
         name = self.name("l")
         self.call(conn, "lookup", name, ns=ns.ref, keys={"keys": keys}, **more)
         if more["lease_ms"]:

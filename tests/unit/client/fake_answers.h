@@ -137,7 +137,7 @@ FAKE_FN void fake_lookup(struct fake *f, int conn, uint32_t msgid, const struct 
     uint8_t status[1024] = {0};
     struct msg_lookup_r r = {.hits = m->keys.p[0] < n ? m->keys.p[0] : n};
 
-    if (m->each) {
+    if (m->per_key) {
         memset(status, UCM_LOOKUP_DRAM, r.hits);
         r.status = (struct proto_bin){status, n};
     }
@@ -199,7 +199,7 @@ FAKE_FN void fake_answer_load(struct fake *f, int conn, uint32_t id, const struc
     fake_note_request(f, m->request);
     pthread_mutex_lock(&f->lock);
     f->last_lease = (uint32_t)m->lease;
-    f->computing += m->computes;
+    f->computing += m->gpu_busy;
     pthread_mutex_unlock(&f->lock);
     fake_reply_blocks(f, conn, id, m->keys.n / 16, UCM_BLOCK_OK);
 }
@@ -208,7 +208,7 @@ FAKE_FN void fake_answer_dump(struct fake *f, int conn, uint32_t id, const struc
 {
     fake_note_request(f, m->request);
     pthread_mutex_lock(&f->lock);
-    f->computing += m->computes;
+    f->computing += m->gpu_busy;
     pthread_mutex_unlock(&f->lock);
     fake_reply_blocks(f, conn, id, m->keys.n / 16, UCM_BLOCK_EXISTS);
 }

@@ -8,13 +8,13 @@
 
 TestSuite(client, .init = rig_setup, .fini = rig_teardown, .timeout = 60);
 
-Test(client, lookup_each)
+Test(client, lookup_per_key)
 {
     struct ucm_lookup l = {.keys = rig.keys[1], .n_keys = 4};
     uint8_t found[4] = {9, 9, 9, 9};
     uint32_t hits = 0;
 
-    cr_assert_eq(ucm_lookup_each(rig.ns, &l, -1, found, &hits, NULL), 0);
+    cr_assert_eq(ucm_lookup_per_key(rig.ns, &l, -1, found, &hits, NULL), 0);
     cr_expect_eq(hits, 2);
     cr_expect_eq(found[1], UCM_FOUND_DRAM);
     cr_expect_eq(found[2], UCM_FOUND_NOT);
@@ -110,11 +110,11 @@ static unsigned told_by_copies(struct ucm_region *region)
 Test(client, copies_tell_whether_the_worker_computes)
 {
     cr_expect_eq(told_by_copies(rig.region), 0);
-    ucm_region_computes(rig.region, 1);
+    ucm_region_gpu_busy(rig.region, 1);
     cr_expect_eq(told_by_copies(rig.region), 2);
-    ucm_region_computes(rig.region, 0);
+    ucm_region_gpu_busy(rig.region, 0);
     cr_expect_eq(told_by_copies(rig.region), 0);
-    ucm_region_computes(NULL, 1);
+    ucm_region_gpu_busy(NULL, 1);
 }
 
 static uint32_t leased_lookup(void)

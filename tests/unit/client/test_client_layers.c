@@ -11,7 +11,8 @@ TestSuite(client_layers, .init = setup, .fini = rig_teardown, .timeout = 60);
 
 static struct ucm_task *load_in_steps(uint32_t step)
 {
-    struct ucm_transfer t = {.keys = rig.keys, .blocks = rig.blocks, .n_keys = 3, .step = step};
+    struct ucm_transfer t = {
+        .keys = rig.keys, .blocks = rig.blocks, .n_keys = 3, .progress_interval = step};
     struct ucm_task *task = NULL;
 
     cr_assert_eq(ucm_load(rig.region, &t, -1, &task), 0, "%s", ucm_errmsg());

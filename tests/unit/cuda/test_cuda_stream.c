@@ -40,7 +40,8 @@ TestSuite(cuda_stream, .init = setup, .fini = teardown, .timeout = 60);
 /* The n-th to be held. */
 static struct ucm_task *load(unsigned n)
 {
-    struct ucm_transfer t = {.keys = rig.keys, .blocks = rig.blocks, .n_keys = 3, .step = 1};
+    struct ucm_transfer t = {
+        .keys = rig.keys, .blocks = rig.blocks, .n_keys = 3, .progress_interval = 1};
     struct ucm_task *task = NULL;
 
     cr_assert_eq(ucm_load(rig.region, &t, -1, &task), 0, "%s", ucm_errmsg());

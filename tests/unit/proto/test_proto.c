@@ -54,7 +54,7 @@ Test(proto, optional_fields_are_left_out)
     cr_assert_eq(o.env.body.via.map.size, 2);
     memset(&out, 0xff, sizeof(out));
     decode_message(&o, &proto_lookup, &out);
-    cr_assert(!out.each && out.lease_ms == 0);
+    cr_assert(!out.per_key && out.lease_ms == 0);
     close_message(&o);
 }
 

@@ -5,11 +5,11 @@
 
 TestSuite(request_shared, .init = open_door, .fini = close_door);
 
-static uint32_t lookup(uint64_t first, uint32_t n, bool each, uint32_t lease_ms)
+static uint32_t lookup(uint64_t first, uint32_t n, bool per_key, uint32_t lease_ms)
 {
     struct msg_lookup m = {.ns = rig.one->id,
                            .keys = chain(first, n),
-                           .each = each,
+                           .per_key = per_key,
                            .lease_ms = lease_ms,
                            .shared = true};
 
@@ -50,7 +50,7 @@ Test(request_shared, a_prefix_goes_on_where_this_host_ends)
     cr_expect_null(answer_of(id), "it waits");
     cr_assert(shared.lookup);
     cr_expect_eq(shared.lookup->n, 6u, "keys 2, 3, 5 to 8");
-    cr_expect_not(shared.lookup->each);
+    cr_expect_not(shared.lookup->per_key);
     lookup_ends(4);
     r = lookup_result(id);
     cr_expect_eq(r.hits, 6u, "1 to 6, not %d", (int)r.hits);
@@ -77,7 +77,7 @@ Test(request_shared, others_are_answered_while_one_waits)
 Test(request_shared, who_waits_how_long)
 {
     static const struct {
-        uint64_t nowait, wait_ms, expected_ms;
+        uint64_t wait_mode, wait_ms, expected_ms;
     } rows[] = {{UCM_LOOKUP_WAIT, 5, 5},
                 {UCM_LOOKUP_WAIT, 5000, 50},
                 {UCM_LOOKUP_LATER, 300, 300},
@@ -86,7 +86,7 @@ Test(request_shared, who_waits_how_long)
     for (unsigned i = 0; i < 4; i++) {
         struct msg_lookup m = {.ns = rig.one->id,
                                .keys = chain(1 + i, 1),
-                               .nowait = rows[i].nowait,
+                               .wait_mode = rows[i].wait_mode,
                                .wait_ms = rows[i].wait_ms};
         uint64_t now_ms = uv_now(&rig.loop);
 
@@ -175,14 +175,14 @@ Test(request_shared, where_not_all_have_room_the_head_of_the_chain_stays)
 
 /* ---- lookups that don't wait ---- */
 
-static struct msg_lookup_r look(uint64_t nowait, uint64_t first, uint32_t n, bool each)
+static struct msg_lookup_r look(uint64_t wait_mode, uint64_t first, uint32_t n, bool per_key)
 {
     struct msg_lookup m = {.ns = rig.one->id,
                            .keys = chain(first, n),
-                           .each = each,
+                           .per_key = per_key,
                            .lease_ms = 60000,
                            .shared = true,
-                           .nowait = nowait};
+                           .wait_mode = wait_mode};
 
     return lookup_result(call(UCM_METHOD_LOOKUP, &proto_lookup, &m));
 }
@@ -210,7 +210,7 @@ Test(request_shared, keys_by_themselves_are_asked_for_without_a_wait)
     r = look(UCM_LOOKUP_LATER, 1, 3, true);
     cr_expect(r.pending && r.hits == 1);
     cr_expect(r.status.n == 3 && r.status.p[1] == UCM_LOOKUP_DRAM);
-    cr_expect(shared.lookup->each);
+    cr_expect(shared.lookup->per_key);
     lookup_ends(1);
     r = look(UCM_LOOKUP_LATER, 1, 3, true);
     cr_expect(!r.pending && r.hits == 2 && r.status.p[0] == UCM_LOOKUP_SHARED);

@@ -27,7 +27,7 @@ static void done_cb(struct shared_lookup *p)
     done = true;
 }
 
-static int ask(uint32_t first, uint32_t n, bool each, uint64_t ms)
+static int ask(uint32_t first, uint32_t n, bool per_key, uint64_t ms)
 {
     for (uint32_t i = 0; i < n; i++) {
         uint32_t number = first + i;
@@ -40,7 +40,7 @@ static int ask(uint32_t first, uint32_t n, bool each, uint64_t ms)
                                     .n = n,
                                     .part = highest,
                                     .bytes_of = rig_bytes_of,
-                                    .each = each,
+                                    .per_key = per_key,
                                     .deadline_ms = uv_now(&rig.loop) + ms,
                                     .answers = answers,
                                     .done_cb = done_cb};
@@ -66,9 +66,9 @@ static uint32_t prefix_of(uint32_t first, uint32_t n, uint64_t ms)
 }
 
 /* Until all that was asked has its answer. */
-static void ask_all(uint32_t n, bool each, uint64_t ms)
+static void ask_all(uint32_t n, bool per_key, uint64_t ms)
 {
-    cr_assert_eq(ask(0, n, each, ms), 0);
+    cr_assert_eq(ask(0, n, per_key, ms), 0);
     cr_assert(rig_run(&done, 20000));
 }
 

@@ -84,14 +84,14 @@ class Chunks:
         timeout: Optional[float] = None,
     ) -> Found:
         """Which blocks of a request's chunks are cached, in one call to the daemon. prefix: tokens from the first on that the caller has, exactly, by
-        itself. lease, wait: as for Namespace.lookup_each."""
+        itself. lease, wait: as for Namespace.lookup_per_key."""
         B = self.identity.block_tokens
         check_spans(spans, len(tokens))
         if not 0 <= prefix <= len(tokens):
             raise ValueError(f"the prefix has {prefix} tokens, the request {len(tokens)}")
         keys = tuple(tuple(chunk_keys(tokens[s.start : s.end], B)) for s in spans)
         flat = [key for of in keys for key in of]
-        tiers, number = self._ns.lookup_each(flat, lease, timeout, wait=wait) if flat else (b"", 0)
+        tiers, number = self._ns.lookup_per_key(flat, lease, timeout, wait=wait) if flat else (b"", 0)
         there, at = [], 0
         for of in keys:
             there.append(tuple(t != Tier.NOT for t in tiers[at : at + len(of)]))

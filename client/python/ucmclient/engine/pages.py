@@ -152,7 +152,7 @@ class Kept:
         leases = []
         for at in range(0, len(keys), _MOST):
             some, ns = keys[at : at + _MOST], self.link.ns if self.settings.load else None
-            found = None if ns is None else self.link.ask(ns.lookup_each, b"".join(some), seconds, timeout=self.settings.lookup_timeout)
+            found = None if ns is None else self.link.ask(ns.lookup_per_key, b"".join(some), seconds, timeout=self.settings.lookup_timeout)
             out += [False] * len(some) if found is None else [one != Found.NOT for one in found[0]]
             if found is not None and found[1]:
                 leases.append((ns, found[1]))

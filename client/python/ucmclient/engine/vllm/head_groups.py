@@ -211,8 +211,8 @@ class Regions:
             except UcmError:
                 return
 
-    def computes(self, now: bool) -> None:
-        self._regions[0].computes(now)  # the GPU is one
+    def gpu_busy(self, now: bool) -> None:
+        self._regions[0].gpu_busy(now)  # the GPU is one
 
     def load(self, *args: Any, **named: Any) -> "Tasks":
         return Tasks.begun([region.load for region in self._regions], args, named)

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from ...client import Nowait, PrefixHits
+from ...client import PrefixHits, WaitMode
 from .link import Link
 from .settings import Settings
 
@@ -75,9 +75,9 @@ class SharedWait:
         return hits
 
     def each(self, link: Link, name: str, keys: bytes, lease: float) -> Optional[tuple[bytes, int]]:
-        """ns.lookup_each. None: the daemon did not answer."""
+        """ns.lookup_per_key. None: the daemon did not answer."""
         ns = link.ns
-        answer = None if ns is None else link.ask(ns.lookup_each_nowait, keys, lease=lease, **self._how(name))
+        answer = None if ns is None else link.ask(ns.lookup_per_key_nowait, keys, lease=lease, **self._how(name))
         if answer is None:
             return None
         found, number, pending = answer
@@ -90,10 +90,10 @@ class SharedWait:
     def _how(self, name: str) -> dict[str, Any]:
         how = {"timeout": self._settings.lookup_timeout, "request": name}
         if self._settings.shared_wait == 0:
-            return how | {"nowait": Nowait.OFF}
+            return how | {"wait_mode": WaitMode.WAIT}
         wait = self._waits.get(name)
         left = self._settings.shared_wait if wait is None else wait.until - time.monotonic()
-        return how | ({"nowait": Nowait.LATER, "wait": max(left, 0.001)} if left > 0 else {"nowait": Nowait.HERE})
+        return how | ({"wait_mode": WaitMode.LATER, "wait": max(left, 0.001)} if left > 0 else {"wait_mode": WaitMode.HERE})
 
     def _answered(self, name: str, pending: bool) -> None:
         if not pending:

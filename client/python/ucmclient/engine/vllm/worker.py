@@ -238,9 +238,9 @@ class WorkerHalf:
         region = self.link.region
         if region is None or not right(copy.adapter):
             return None
-        region.computes(self._computes and self.settings.async_load)
+        region.gpu_busy(self._computes and self.settings.async_load)
         return self.link.ask(
-            region.load, copy.keys, copy.blocks, step=int(self.settings.layerwise), priority=6, shifts=copy.shifts,
+            region.load, copy.keys, copy.blocks, progress_interval=int(self.settings.layerwise), priority=6, shifts=copy.shifts,
             deadline=self.settings.transfer_deadline, timeout=self.settings.lookup_timeout, request=copy.request,
         )
 
@@ -342,7 +342,7 @@ class WorkerHalf:
         """Hands over n layers of a store, whose KV is there when its event has come."""
         region, task = self.link.region, None
         if region is not None and region.client.connection_epoch == store.layers_of and store.task.broken is None:
-            region.computes(True)
+            region.gpu_busy(True)
             task = self._dump(region, store, layer=first, layers=n)
         if task is None:
             store.task.broken = store.task.broken or UcmError(Status.CANCELLED, "ucmd did not take all of its layers")
@@ -371,7 +371,7 @@ class WorkerHalf:
             return False
         if store.event is not None and self._events_refused and not store.event.query():
             return time.monotonic() < store.until
-        region.computes(self._computes)
+        region.gpu_busy(self._computes)
         store.task = self._dump(region, store)
         return store.task is not None
 

@@ -74,7 +74,7 @@ struct answer {
     uint32_t hits, dram, lease, pending;
 };
 
-static struct answer look(uint32_t nowait, uint64_t first, uint32_t n, uint32_t wait_ms)
+static struct answer look(uint32_t wait_mode, uint64_t first, uint32_t n, uint32_t wait_ms)
 {
     uint8_t keys[ASKED * WORKER_KEY_BYTES];
     struct answer a = {.pending = 7};
@@ -82,7 +82,7 @@ static struct answer look(uint32_t nowait, uint64_t first, uint32_t n, uint32_t 
                                .n_keys = n,
                                .lease_ms = 60000,
                                .wait_ms = wait_ms,
-                               .nowait = nowait,
+                               .wait_mode = wait_mode,
                                .pending = &a.pending};
 
     keys_make(first, n, keys);
@@ -94,7 +94,7 @@ static struct answer look(uint32_t nowait, uint64_t first, uint32_t n, uint32_t 
 /* Another host has stored blocks 0 to STORED, and 50. Of these this one knows 50 alone. */
 static void begin(void)
 {
-    snprintf(directory, sizeof(directory), "/tmp/ucm-nowait-XXXXXX");
+    snprintf(directory, sizeof(directory), "/tmp/ucm-wait-mode-XXXXXX");
     cr_assert(mkdtemp(directory));
     snprintf(roots[0], sizeof(roots[0]), "shared.roots=%s", directory);
     snprintf(roots[1], sizeof(roots[1]), "shared.roots=%s", directory);
@@ -112,7 +112,7 @@ static void begin(void)
     worker_open(&worker, &host, &OPTIONS);
     worker_store(&worker, 100, 1);
     /* Until its root is there. */
-    for (uint64_t end_ms = now_ms() + CALL_MS; look(UCM_NOWAIT_OFF, 50, 1, 0).hits == 0;) {
+    for (uint64_t end_ms = now_ms() + CALL_MS; look(UCM_WAIT_MODE_WAIT, 50, 1, 0).hits == 0;) {
         cr_assert_lt(now_ms(), end_ms, "the root does not come up");
         sleep_ms(1);
     }
@@ -127,21 +127,21 @@ static void end(void)
     cr_assert_eq(nftw(directory, wipe_cb, 16, FTW_DEPTH | FTW_PHYS), 0);
 }
 
-TestSuite(lookup_nowait, .init = begin, .fini = end, .timeout = 120);
+TestSuite(lookup_wait_mode, .init = begin, .fini = end, .timeout = 120);
 
 /* The first answer that is final. */
 static struct answer look_until_known(uint64_t first, uint32_t n, uint32_t wait_ms)
 {
-    struct answer a = look(UCM_NOWAIT_LATER, first, n, wait_ms);
+    struct answer a = look(UCM_WAIT_MODE_LATER, first, n, wait_ms);
 
     for (uint64_t end_ms = now_ms() + CALL_MS; a.pending; sleep_ms(1)) {
         cr_assert_lt(now_ms(), end_ms, "it stays pending");
-        a = look(UCM_NOWAIT_LATER, first, n, wait_ms);
+        a = look(UCM_WAIT_MODE_LATER, first, n, wait_ms);
     }
     return a;
 }
 
-Test(lookup_nowait, who_comes_back_finds_what_the_shared_tier_has)
+Test(lookup_wait_mode, who_comes_back_finds_what_the_shared_tier_has)
 {
     const uint32_t blocks[STORED] = {4, 5, 6, 7};
     uint8_t keys[STORED * WORKER_KEY_BYTES], status[STORED];
@@ -152,15 +152,15 @@ Test(lookup_nowait, who_comes_back_finds_what_the_shared_tier_has)
     asked = metric(worker.client, "shared_probes");
     counted = metric(worker.client, "lookups");
     for (int i = 0; i < 4; i++) {
-        a = look(UCM_NOWAIT_LATER, 0, ASKED, 0);
+        a = look(UCM_WAIT_MODE_LATER, 0, ASKED, 0);
         cr_expect(a.pending == 1 && a.hits == 0 && a.lease == 0);
     }
     cr_expect_eq(metric(worker.client, "shared_probes"), asked + 1, "it is asked once");
     cr_expect_eq(metric(worker.client, "lookups_pending"), 4u);
     cr_expect_eq(metric(worker.client, "lookups"), counted, "they are no misses");
-    a = look(UCM_NOWAIT_LATER, 100, 1, 0);
+    a = look(UCM_WAIT_MODE_LATER, 100, 1, 0);
     cr_expect(a.pending == 0 && a.hits == 1 && a.dram == 1 && a.lease != 0, "others go on");
-    a = look(UCM_NOWAIT_HERE, 0, ASKED, 0);
+    a = look(UCM_WAIT_MODE_HERE, 0, ASKED, 0);
     cr_expect(a.pending == 0 && a.hits == 0, "who gives up gets what is here");
 
     let_go();
@@ -173,7 +173,7 @@ Test(lookup_nowait, who_comes_back_finds_what_the_shared_tier_has)
         cr_expect_eq(worker_differs(&worker, blocks[i], i), 0u);
 }
 
-Test(lookup_nowait, it_ends_at_its_deadline)
+Test(lookup_wait_mode, it_ends_at_its_deadline)
 {
     struct answer a;
 
@@ -182,29 +182,29 @@ Test(lookup_nowait, it_ends_at_its_deadline)
     cr_expect(a.hits == 0 && a.lease == 0);
 }
 
-Test(lookup_nowait, one_connection_has_so_many_under_way_and_they_end_with_it)
+Test(lookup_wait_mode, one_connection_has_so_many_under_way_and_they_end_with_it)
 {
     struct answer a;
 
     hold();
     for (uint64_t i = 0; i < UNDER_WAY; i++)
-        cr_assert_eq(look(UCM_NOWAIT_LATER, 1000 + 8 * i, ASKED, 0).pending, 1, "%d", (int)i);
-    a = look(UCM_NOWAIT_LATER, 1000 + 8 * UNDER_WAY, ASKED, 0);
+        cr_assert_eq(look(UCM_WAIT_MODE_LATER, 1000 + 8 * i, ASKED, 0).pending, 1, "%d", (int)i);
+    a = look(UCM_WAIT_MODE_LATER, 1000 + 8 * UNDER_WAY, ASKED, 0);
     cr_expect(a.pending == 0 && a.hits == 0, "as without a shared tier");
-    cr_expect_eq(look(UCM_NOWAIT_LATER, 1000, ASKED, 0).pending, 1);
+    cr_expect_eq(look(UCM_WAIT_MODE_LATER, 1000, ASKED, 0).pending, 1);
     worker_close(&worker);
     worker_open(&worker, &host, &OPTIONS);
-    cr_expect_eq(look(UCM_NOWAIT_LATER, 1000 + 8 * UNDER_WAY, ASKED, 0).pending, 1);
+    cr_expect_eq(look(UCM_WAIT_MODE_LATER, 1000 + 8 * UNDER_WAY, ASKED, 0).pending, 1);
 }
 
-Test(lookup_nowait, nonsense_is_refused)
+Test(lookup_wait_mode, nonsense_is_refused)
 {
     uint8_t key[WORKER_KEY_BYTES] = {1};
-    struct ucm_lookup asked = {.keys = key, .n_keys = 1, .nowait = 3};
+    struct ucm_lookup asked = {.keys = key, .n_keys = 1, .wait_mode = 3};
     uint32_t hits;
 
     cr_expect_eq(ucm_lookup_prefix(worker.ns, &asked, CALL_MS, &hits, NULL, NULL), -UCM_EINVALID);
-    asked.nowait = UCM_NOWAIT_LATER;
+    asked.wait_mode = UCM_WAIT_MODE_LATER;
     cr_expect_eq(ucm_lookup_prefix(worker.ns, &asked, CALL_MS, &hits, NULL, NULL), -UCM_EINVALID,
                  "pending is NULL");
 }
