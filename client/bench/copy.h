@@ -73,7 +73,7 @@ int copy_measure_busy(struct copy_bench *b, struct rig *rig, struct copy_row *ro
 
 /* copy_report.c */
 void copy_report_head(const struct copy_bench *b);
-/* Of b->strategy. */
+/* Reports a row of b->strategy. */
 void copy_report_row(struct copy_bench *b, const struct copy_row *r);
 /* The worst of b->rows and b->alone. */
 void copy_report_aims(struct copy_bench *b);

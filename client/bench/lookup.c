@@ -165,7 +165,8 @@ static int lookup_table_once(struct lookups *l, struct lookup_table *h, const ui
     return 0;
 }
 
-/* Of `calls` calls, timed together, each. Of keys that are in the processor's cache: who asks has just made them. */
+/* Time of one call, from `calls` calls timed together. The keys are in the processor's cache: a
+ * caller has just made them. */
 static int lookup_table_time(struct lookups *l, struct lookup_table *h, uint32_t n, unsigned calls,
                              struct samples *us, uint64_t *random)
 {

@@ -32,7 +32,7 @@ struct tier {
     uint64_t total_bytes;
     unsigned rounds, depth;
     double seconds;
-    /* Of one size of blocks. */
+    /* For one size of blocks. */
     struct rig rig;
     struct disk disk;
     struct rig_move plan;

@@ -145,7 +145,7 @@ static void print_tiers(const msgpack_object *stats)
     }
 }
 
-/* Of a root that is one. */
+/* Prints a root's process. */
 static void print_process(const msgpack_object *o)
 {
     char program[80], kind[32];

@@ -64,7 +64,7 @@ class Key:
 
 
 def read_config(path):
-    """Of config/ucmd.yaml: what is above all keys, and for each section its name, its comment and its keys."""
+    """The parts of config/ucmd.yaml: the text above all keys, and each section's name, comment and keys."""
     with open(path, encoding="utf-8") as file:
         paragraphs = file.read().strip("\n").split("\n\n")
     about, sections = comment_of(paragraphs[0])[0], [("", "", [])]

@@ -34,15 +34,16 @@ struct copy_agent_region {
     CUdeviceptr planes; /* struct ucm_copy_plane of all planes, in GPU memory */
     struct ucm_copy_plane *spec;
     uint32_t n_planes, blocks;
-    /* Of a region that is encoded: how, its tensors, those in GPU memory, and the kernels by enum
-     * ucm_copy_direction. encoded_spec NULL: it is not, and encoded orders are refused. */
+    /* For an encoded region: its encoding, its tensors, those in GPU memory, and the kernels by
+     * enum ucm_copy_direction. encoded_spec NULL: it is not encoded, and encoded orders are
+     * refused. */
     struct ucm_encoding_spec encoding;
     struct ucm_encoding_plane *encoded_spec;
     CUdeviceptr encoded;
     CUmodule module;
     CUfunction coders[2];
-    /* Of a region whose loads re-rotate K: how, where K lies in each plane, in GPU memory, and the kernel. rerotator NULL:
-     * they don't, and orders that do are refused. */
+    /* For a region whose loads re-rotate K: the rotation, K's place in each plane, in GPU memory,
+     * and the kernel. rerotator NULL: they don't, and orders that do are refused. */
     struct ucm_rope_spec rope;
     CUdeviceptr rope_at;
     CUmodule rope_module;

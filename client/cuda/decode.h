@@ -106,7 +106,7 @@ CUresult decode_launch_grid(struct ucm_cuda_decode *d, enum decode_kernel kernel
                             const uint32_t grid[3], uint32_t threads, void **arguments,
                             CUstream stream);
 
-/* Of a layer's lists, the blocks of a round. */
+/* The blocks of one round of a layer's lists. */
 struct decode_round {
     uint32_t number;
     struct ucm_attend_cuda_stop stop;

@@ -36,7 +36,7 @@ static uint32_t entry_row_bytes(const struct ucm_cuda_decode_options *o)
     return o->head_dim * entry_element_bytes(o);
 }
 
-/* Of V, and of results. */
+/* Channels of V, and of results. */
 static uint32_t value_channels(const struct ucm_cuda_decode_options *o)
 {
     return o->v_head_dim > 0 ? o->v_head_dim : o->head_dim;

@@ -55,7 +55,7 @@ static void give_up_until(struct stream_waits *w, int64_t until_ns)
 
 /* ---- the thread; the mutex is held where nothing else is said ---- */
 
-/* Does an older wait for no more layers of the same task end first? */
+/* Whether an older wait for at most as many layers of the same task ends first. */
 static bool is_covered(struct stream_waits *w, const struct stream_wait *wait)
 {
     const struct stream_wait *older = TAILQ_FIRST(&w->pending);

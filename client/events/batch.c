@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Of one event, so that no subscriber gets one that is larger than what engines send. */
+/* Blocks merged into one event, so that no subscriber gets a larger one than engines send. */
 #define MERGED_MOST 256
 
 /* Bytes that are packed; what finds no memory is remembered. */

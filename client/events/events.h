@@ -1,8 +1,9 @@
-/* ucmevents: publishes what ucmd tells of blocks on ZeroMQ, as vLLM publishes that of its GPU memory (vllm/distributed/kv_events.py):
- * PUB with frames topic, sequence number, batch; a ROUTER for who missed some. docs/events.md says what is in a batch.
+/* ucmevents: publishes ucmd's cache events on ZeroMQ, as vLLM publishes those of its GPU memory
+ * (vllm/distributed/kv_events.py): PUB with frames topic, sequence number, batch; a ROUTER for
+ * subscribers that missed some. docs/events.md describes a batch.
  *
- * Promise: what a subscriber has taken over says where each block lies, or will once the next batches are there. After a gap
- * (events lost, another daemon) all is said again.
+ * Promise: a subscriber's state is each block's tier, now or once the next batches have arrived.
+ * After a gap (events lost, another daemon) everything is published again.
  * It is a process of its own, so that no fault of libzmq and no subscriber reaches the daemon.
  * Threads: one, alongside libzmq's own. */
 #ifndef UCM_EVENTS_EVENTS_H

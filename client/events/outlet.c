@@ -13,7 +13,7 @@
 #define LINGER_MS 1000
 /* No publisher sends more batches than that in a millisecond, in the long run. */
 #define STEPS_PER_MS 1024
-/* Of a replay request: the number, after who asks and an empty frame. */
+/* A replay request's number, after the identity of its sender and an empty frame. */
 #define NUMBER_BYTES 8
 #define WHO_BYTES 256
 /* Requests and subscriptions that are looked at before events have their turn. */

@@ -56,7 +56,7 @@ const struct program events_program = {
     .n_groups = PROGRAM_COUNT(groups),
     .help = "Exit status:\n"
             "  0  stopped as asked\n"
-            "  1  the daemon refused, an endpoint can't be had, or memory ran out\n"
+            "  1  the daemon refused, an endpoint can't be bound, or memory ran out\n"
             "  2  the command line is wrong\n\n"
             "Examples:\n"
             "  ucmevents publish\n",

@@ -333,7 +333,7 @@ static int page_tell(struct publisher *p, const msgpack_object *page)
     return 0;
 }
 
-/* Whether what is published so far holds no more: events are missing, or another daemon has
+/* Whether the published state is no longer valid: events are missing, or another daemon has
  * them. */
 static bool broken(struct publisher *p, const msgpack_object *page)
 {
@@ -347,7 +347,7 @@ static bool broken(struct publisher *p, const msgpack_object *page)
         return true;
     }
     if (lost > 0)
-        fprintf(stderr, "ucmevents: %llu events lost: all blocks are told again\n",
+        fprintf(stderr, "ucmevents: %llu events lost: all blocks are published again\n",
                 (unsigned long long)lost);
     return lost > 0;
 }
@@ -415,7 +415,7 @@ static int run(struct publisher *p)
         if (away) {
             nap(RETRY_MS);
         } else if (asked && now_ms() >= p->list_from_ms) {
-            asked = false; /* who comes new knows nothing of what was stored before */
+            asked = false; /* a new subscriber knows nothing of blocks stored before */
             p->whole = list_all(p, false) == 0;
         }
     }

@@ -6,7 +6,7 @@
  *
  * Threads. Any thread may call any function at any time, on one client or several. While a function
  * closes a handle (client, namespace, region, task) and after that, no thread may use the handle;
- * ucm_disconnect is for who can't promise that of a client.
+ * ucm_disconnect is for programs that can't promise that of a client.
  * No function starts a thread, installs a signal handler or logs. None is async-signal-safe.
  *
  * Fork. After fork() only the parent may use its clients. In the child every call returns

@@ -170,7 +170,7 @@ UCM_API void ucm_cuda_decode_close(struct ucm_cuda_decode *decode);
 struct ucm_cuda_decode_info {
     uint64_t entry_bytes;
     uint64_t
-        table_bytes; /* on the GPU: who lies in which entry, and where blocks lie in the mapping */
+        table_bytes; /* on the GPU: the block in each entry, and blocks' places in the mapping */
     uint64_t workspace_bytes; /* on the GPU: of attention */
     uint64_t host_bytes;      /* pinned */
     /* How a list is cut for thread blocks: into so many runs of so many tiles of 16 tokens, at most. Results depend on it in
@@ -228,7 +228,7 @@ struct ucm_cuda_decode_layer {
     uint64_t page_of;
 };
 
-/* Of a list: struct ucm_stop_report of kernels/attend. */
+/* A list's report: struct ucm_stop_report of kernels/attend. */
 struct ucm_cuda_decode_report {
     uint32_t blocks, rounds; /* attended, without the local window */
     float share;             /* that the rule says they cover: the least of the query heads */
@@ -266,8 +266,8 @@ struct ucm_cuda_decode_result {
     uint32_t rounds;   /* the most that one had */
     float share;       /* the least that one covers */
 };
-/* Of the step that ended last. Waits for nothing: call it when the stream has run that step's end, and before
- * another's can run. */
+/* The result of the step that ended last. Waits for nothing: call it when the stream has run that
+ * step's end, and before another's can run. */
 UCM_API int ucm_cuda_decode_result(struct ucm_cuda_decode *decode,
                                    struct ucm_cuda_decode_result *out);
 

@@ -115,8 +115,9 @@ struct ucm_cuda_select_info {
     uint32_t lists;           /* a sequence */
     uint32_t room;            /* of each */
     uint64_t workspace_bytes; /* with softmax mostly 4 * sequences * rows * q_heads * max_blocks */
-    /* Of the launch that ran last, with softmax: the scores of all blocks for each query, float[sequences][rows][q_heads], each of
-     * them head_pitch floats from the next. With other reduces 0. */
+    /* The last launch's scores, with softmax: those of all blocks for each query,
+     * float[sequences][rows][q_heads], each head_pitch floats from the next. With other reduces
+     * 0. */
     uint64_t head_scores;
     uint32_t head_pitch;
 };

@@ -69,11 +69,11 @@ struct ucm_mapping_referenced {
         missing; /* not cached any more. Others without a place found no space, or not in time */
 };
 /* Brings blocks into the mapping and keeps them there, until ucm_mapping_unref, or until the sequence or the mapping is
- * closed. A block that is referenced already only tells its place. One that can't be had is no error. The daemon ends
- * references by itself when a block is evicted by name, and when it needs the memory for another tenant. result may be NULL.
- * -UCM_EDISCONNECTED: the connection broke meanwhile, and no place is worth anything; take references again. If a call
- * fails otherwise, places say nothing, and what it referenced stays or not: ask again, or end
- * it. */
+ * closed. A block that is already referenced only reports its place. A block that is unavailable is
+ * not an error. The daemon ends references by itself when a block is evicted by name, and when it
+ * needs the memory for another tenant. result may be NULL. -UCM_EDISCONNECTED: the connection broke
+ * meanwhile, and all places are invalid; take references again. If a call fails otherwise, its
+ * places are undefined, and its references may or may not exist: call again, or end them. */
 UCM_API int ucm_mapping_ref(struct ucm_mapping *mapping, const struct ucm_mapping_ref *ref,
                             int timeout_ms, struct ucm_mapping_referenced *result);
 /* Ends references. Blocks of the range that are not referenced are passed over. Their places may go on to read well for a while. */

@@ -408,7 +408,7 @@ UCM_API int ucm_policy_score(const struct ucm_policy *policy, uint32_t q_heads,
 UCM_API int ucm_policy_schedule(const struct ucm_policy *policy, const char *model, uint32_t layers,
                                 struct ucm_sparse_schedule *out);
 
-/* Of one request and layer, kept from step to step. */
+/* The state of one request and layer, kept from step to step. */
 struct ucm_policy_budget {
     uint32_t blocks;
     uint32_t calm;  /* steps in a row that covered the goal */

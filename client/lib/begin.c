@@ -137,7 +137,7 @@ static int restore_step(struct ucm_client *c, int64_t deadline_ns)
     struct client_handle *h = c->prover.handle;
     int r;
 
-    /* Who calls next may come late, and the nonce stands in the memory until the answer is read. */
+    /* The next call may come late, and the nonce stays in the memory until the answer is read. */
     if (h && h->listed)
         return client_prove_turn(c, deadline_ns) ? restore_late() : 1;
     /* A namespace precedes its regions in the list, so a region found here has a namespace that is

@@ -63,7 +63,8 @@ int client_tell(struct ucm_client *c, const struct client_request *q, int64_t de
     int r;
 
     if (c->n_told > 0)
-        client_read_ready(c); /* who only tells reads no answer elsewhere */
+        client_read_ready(
+            c); /* a caller that only sends notifications reads answers nowhere else */
     if (c->n_told >= CLIENT_TOLD)
         return client_fail(UCM_EBUSY, "ucmd has not answered %u requests that nobody waits for",
                            c->n_told);

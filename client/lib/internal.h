@@ -41,7 +41,8 @@ typedef void (*client_done_cb)(struct client_call *call);
 /* The daemon reported progress of a load. False: the report does not fit the load. */
 typedef bool (*client_progress_cb)(struct client_call *call, const struct msg_progress *m);
 
-/* Descriptors that came with an answer. Who takes one sets it to -1; the others are closed. */
+/* Descriptors that came with an answer. A taker sets its descriptor to -1; the others are
+ * closed. */
 struct client_fds {
     int *fd;
     uint32_t n;
@@ -134,8 +135,8 @@ struct client_handle {
     _Atomic(void *)
         ext; /* what a feature keeps of it, or NULL; the feature reads it without the lock */
     void (*free_cb)(struct client_handle *h); /* frees that, before the handle; NULL: nothing */
-    /* Of one that takes CUDA IPC memory: writes the nonce (0, or not 0 and nothing is written), or,
-     * NULL, puts all back. Without the lock. */
+    /* For CUDA IPC memory: writes the nonce (0, or not 0 and nothing is written), or, if NULL,
+     * restores all bytes. Without the lock. */
     int (*prove_cb)(struct client_handle *h, const uint8_t *nonce);
     bool once; /* a reconnect does not register it again */
     TAILQ_ENTRY(client_handle) node;

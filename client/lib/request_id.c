@@ -1,5 +1,5 @@
-/* Of the thread, and not in struct ucm_lookup and struct ucm_transfer: programs that were compiled
- * before there were ids pass structs without them. Not of the client: threads share clients. */
+/* The id belongs to the thread, so every call has one without an argument for it. It does not
+ * belong to the client: threads share clients. */
 #include "client/lib/internal.h"
 
 #include <string.h>

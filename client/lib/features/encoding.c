@@ -65,7 +65,7 @@ static struct ucm_namespace *encoded_new(struct ucm_namespace *base,
     return ns;
 }
 
-/* Of what the library knows; the daemon checks the rest. */
+/* Checks what the library knows; the daemon checks the rest. */
 static int form_check(const struct ucm_namespace *base, const struct ucm_encoded_form *form,
                       uint32_t *version)
 {

@@ -1,9 +1,9 @@
-/* What blocks stand for, for who follows the daemon's events. */
+/* Block metadata, for readers of the daemon's events. */
 #include "client/lib/internal.h"
 
 #include <string.h>
 
-/* Of one request. */
+/* Blocks of one request, at most. */
 static uint32_t most(const struct ucm_namespace *ns)
 {
     uint64_t n = UCM_MAX_FRAME_BYTES / 2 / 4 / ns->open.block_tokens;

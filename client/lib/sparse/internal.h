@@ -71,8 +71,8 @@ struct client_geometry {
     uint64_t budget;
 };
 
-/* The daemon's memory as this process maps it. Readers take `lock` alone, so a call that holds it
- * waits for nothing but their copies. Who changes it also holds the client's lock. */
+/* The daemon's memory as this process maps it. Readers take `lock` alone, so a call that has it
+ * waits only for their copies. Changes also need the client's lock. */
 struct client_maps {
     pthread_rwlock_t lock;
     _Atomic uint64_t opened; /* whose places may be read; 0: none */

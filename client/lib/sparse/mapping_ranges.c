@@ -33,7 +33,7 @@ static int range_add(struct client_maps *m, uint32_t slab, uint64_t opened, int 
     return 0;
 }
 
-/* Of both lists; the caller holds the lock for writing. */
+/* Removes it from both lists; the caller has the lock for writing. */
 static void range_drop(struct client_maps *m, struct client_range *range)
 {
     if (range->slab != UCM_PLACE_NONE && m->slabs && range->opened == atomic_load(&m->opened))

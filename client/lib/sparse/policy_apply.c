@@ -130,7 +130,7 @@ static uint32_t larger(uint32_t blocks, uint32_t tokens, uint32_t block_tokens)
     return blocks > other ? blocks : other;
 }
 
-/* Of a policy that has one; least: in blocks. 0 or -UCM_EINVALID. */
+/* The budget's rule, for a policy with a budget; least: in blocks. 0 or -UCM_EINVALID. */
 static int budget_rule(const struct ucm_policy *p, const struct ucm_policy_budget *budget,
                        struct ucm_budget_rule *out)
 {

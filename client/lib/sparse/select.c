@@ -75,7 +75,7 @@ static int select_check(const struct ucm_sparse_select *s)
     return 0;
 }
 
-/* Of one list of row i. */
+/* Room for one list of row i. */
 static int row_room(const struct ucm_sparse_select *s, uint32_t i, uint32_t *out)
 {
     struct ucm_summary_spec summary;
@@ -122,7 +122,7 @@ int ucm_sparse_room(const struct ucm_sparse_select *s, uint32_t *lists, uint32_t
 /* ---- pieces ---- */
 
 /* A piece of one row, whose answer would be too long if every block were chosen: its lists are
- * limited to what fits, if the policy asks for no more. */
+ * limited to what fits, if that suffices for the policy. */
 static int piece_limit(struct selection *sel, uint64_t room)
 {
     uint64_t list = room / sel->lists, fits = list < 4 ? 0 : (list - 4) / sel->block_bytes;
