@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A question about documents, to a vLLM server whose connector has the setting `chunks` (docs/blend.md): each document's KV is computed once, and serves
-in whatever order and alongside whatever others the documents come.
+"""Asks a vLLM server with the connector's setting `chunks` (docs/blend.md) a question about documents: each document's KV is computed once, and serves in
+any order and with any other documents.
 
     chunks_in_vllm.py --url http://127.0.0.1:8000 --question "Who signed it?" contract.txt letter.txt notes.txt
 

@@ -29,7 +29,7 @@ LAYER = 2 * TOKENS * HEADS * DIM * 2  # bytes of a layer of a block
 
 
 class Link:
-    """The connection. An engine's goes on without the daemon, and looks for it; this one only says what failed."""
+    """The connection. An engine would continue without the daemon and reconnect later; this one only reports the failure."""
 
     def __init__(self, client: Client, summary: sparse.Summary):
         self.client = client

@@ -18,7 +18,7 @@ from . import _native as native
 from ._native import lib
 from .buffers import Blocks, Keys, keys as borrow_keys, uint32s
 from .errors import check
-from .handle import _Handle, _text, _timeout, on_behalf_of  # noqa: F401  here for who imports it from here
+from .handle import _Handle, _text, _timeout, on_behalf_of  # noqa: F401  re-exported
 from .region import BlockResult, Region, Rope, Task, TaskResult, region_spec, transfer  # noqa: F401  likewise
 
 if TYPE_CHECKING:
@@ -372,7 +372,7 @@ class Namespace(_Handle):
         lora: Optional[str] = None,
         timeout: Optional[float] = None,
     ) -> None:
-        """Sends metadata of consecutive blocks of one sequence, for who follows the daemon's events: the text of prompts.
+        """Sends metadata of consecutive blocks of one sequence, for readers of the daemon's events: the text of prompts.
         parent: the key before the first."""
         borrowed, n = borrow_keys(keys, self.identity.key_bytes)
         ids, n_tokens = uint32s(tokens)

@@ -327,7 +327,7 @@ def transfer(
     deadline: float,
     **fields: Any,
 ) -> Task:
-    """Of keys, by this function of the library. fields: the others of native.Transfer."""
+    """Begins a transfer of keys with this function of the library. fields: the others of native.Transfer."""
     borrowed, n = borrow_keys(keys, ns.identity.key_bytes)
     what = native.Transfer(keys=borrowed.address, n_keys=n, deadline_ms=_timeout(deadline), **fields)
     if blocks is not None:

@@ -58,8 +58,8 @@ class Hkvd:
         return list(self._ratios)
 
     def choose(self, layer: int, deviation: Sequence[float], reused: int) -> list[int]:
-        """Which of the tokens go on after that layer, as indices of `deviation`, in order. reused: how many tokens were reused at first. Of
-        equals the earlier go on; NaN counts as more than any number."""
+        """The tokens that are computed further after that layer, as indices of `deviation`, in order. reused: how many tokens were reused at first. Ties
+        go to the earlier token; NaN counts as more than any number."""
         values = _numbers(deviation)
         if self.threshold is not None:
             finite = [v for v in values if v != math.inf]
@@ -97,7 +97,7 @@ class Asked:
         return math.ceil(self.depth * of)
 
     def choose(self, attended: Sequence[float]) -> list[int]:
-        """Which of the reused tokens are computed, as indices of `attended`, in order. Of equals the earlier are; NaN counts as more than any number."""
+        """The reused tokens that are computed, as indices of `attended`, in order. Ties go to the earlier token; NaN counts as more than any number."""
         return _largest(_numbers(attended), math.ceil(self.ratio * len(attended)))
 
 

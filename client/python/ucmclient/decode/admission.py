@@ -15,7 +15,7 @@ _NEWEST = 1 / 32
 
 @dataclass(frozen=True)
 class Need:
-    """Of a request at its full length. entries: the most that one token of it takes, of all layers. rows: of summaries."""
+    """What a request needs at its full length. entries: the most that one token of it takes, over all layers. rows: of summaries."""
 
     entries: int
     rows: int
@@ -38,7 +38,7 @@ class Admission:
         self._needs: dict[int, Need] = {}
 
     def need(self, tokens: int) -> Need:
-        """Of a request that becomes so long."""
+        """What a request of this length needs."""
         if tokens not in self._needs:
             candidates = self.choices.candidates((tokens - 1) // self._tokens)
             self._needs[tokens] = Need(self.most(candidates), candidates)

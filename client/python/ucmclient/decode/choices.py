@@ -59,10 +59,10 @@ class Choices:
     def from_policy(
         cls, policy: Union[Policy, str], shape: Shape, layers: int, model: Optional[str] = None, *, stops: bool = False
     ) -> Choices:
-        """As the policy says for blocks of this shape; model: as for Policy.schedule. A token's choice may depend on nothing
-        but its own queries and the blocks before it, or its result would depend on what was computed in the same place before it. So
+        """The policy's choices for blocks of this shape; model: as for Policy.schedule. A token's choice may depend only on its
+        own queries and the blocks before it; otherwise its result would depend on earlier computations. So
         these are refused: choices that serve later steps (retrieval_stride, lag), and queries of earlier steps (rows). stops: attention
-        is by cuda.Steps, so rules that stop while it runs (psa, estimated, certified) can be had. With a `goal`, the budget is
+        is by cuda.Steps, so rules that stop while it runs (psa, estimated, certified) are allowed. With a `goal`, the budget is
         the one that a request of that length begins with; with `stops` too, the steps report what they cover, and LayerChoices
         can have budgets follow it."""
         policy = Policy(policy) if isinstance(policy, str) else policy
@@ -87,7 +87,7 @@ class Choices:
         return self.layers[0].recent_blocks
 
     def candidates(self, block: int) -> int:
-        """Of a token in that block: so many first blocks."""
+        """How many first blocks a token in that block may choose from."""
         return max(0, block - self.window)
 
     def source(self, layer: int) -> int:
@@ -108,7 +108,7 @@ class Choices:
         return self.rounds.least if self.rounds else 0
 
     def budget(self, candidates: int) -> Optional[Budget]:
-        """Of one layer of a request that begins with so many candidates, if the policy has a goal."""
+        """The budget of one layer of a request that begins with so many candidates, if the policy has a goal."""
         return None
 
     def of_budget(self, layer: int, candidates: int, budget: Budget) -> int:
@@ -194,7 +194,7 @@ class _OfPolicy(Choices):
         return min(candidates, max(taken.min_blocks, taken.sink_blocks)) if isinstance(taken, TopK) else candidates
 
     def _taken(self, candidates: int, choice: Choice) -> Choice:
-        """Of what is chosen of all complete blocks, the candidates."""
+        """The candidates among the chosen complete blocks."""
         complete = candidates + self.window
         first, limit = min(choice.sink_blocks, candidates), max(0, choice.limit - self.window)
         if isinstance(choice, Mass):

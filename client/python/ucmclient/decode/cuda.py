@@ -53,9 +53,8 @@ class Flag(enum.IntFlag):
 
 @dataclass(frozen=True)
 class Result:
-    """Of the step that ended last. flags 0: it counts. unserved: layer heads of blocks that did not come. Since the handle was opened:
-    missed, layer heads that were in no entry; taken, entries that they took; floors_broken, of those in spite of a floor. With rounds, of
-    all lists and layers: attended, blocks; rounds, the most that one had; share, the least that one covers."""
+    """The result of the step that ended last. flags 0: it is valid. unserved: layer heads of blocks that did not come. Since the
+    handle was opened: missed, layer heads that were in no entry; taken, entries that they took; floors_broken, those taken in spite of a floor. With rounds, over all lists and layers: attended, blocks; rounds, the most of one list; share, the least that one covers."""
 
     step: int
     flags: Flag
@@ -192,7 +191,7 @@ class Steps(_OnGpu):
 
     @classmethod
     def bytes_of(cls, shape: Shape, layer_bytes: int, entries: int, whole: bool = False, encoding: str = "") -> int:
-        """Of a pool of so many entries."""
+        """Bytes of a pool of so many entries."""
         return entries * cls._entry_bytes(shape, layer_bytes, whole, encoding)
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ class Entries(Protocol):
         """Layer head, row and entry of all misses; without an entry: all entries are this run's."""
 
     def publish(self, arrived: abc.Sequence[bool]) -> None:
-        """Of those of take(), whether the bytes are there."""
+        """Whether the bytes of take()'s entries are there."""
 
     def entry(self, layer_head: int, row: int) -> Optional[int]:
         """None: it is in no entry."""
@@ -102,9 +102,9 @@ class Decoder(Supply):
         self.landing = SharedMemory(room.stream * layer_bytes)
         self._summaries = SharedMemory(room.rows * len(self.summarised) * summary.bytes)
         self._pool_region: Optional[Region] = None
-        #: Layer heads of rows that this run chose and that are in no entry, with who chose them.
+        #: Layer heads of rows that this run chose and that are in no entry, with the sequences that chose them.
         self.missing: dict[_Key, list[Sequence]] = {}
-        #: Of serve(): sequences for whose blocks there were too few entries.
+        #: Set by serve(): sequences for whose blocks there were too few entries.
         self.crowded: set[Sequence] = set()
         #: What is after a layer that misses blocks gets no entries: its choices are worthless.
         self._careful = False
@@ -172,7 +172,7 @@ class Decoder(Supply):
             self.source.ask(self._mapping.client.process)
 
     def choose(self, sequence: Sequence, layer: int, candidates: int, q: Any, dtype: Any = None) -> list[list[int]]:
-        """Of the first `candidates` blocks, lists as Summaries.select has them."""
+        """Chooses among the first `candidates` blocks; lists as Summaries.select returns them."""
         lists = self.summary.shape.kv_heads if self.choices.score.heads == "each" else 1
         if candidates == 0:
             return [[] for _ in range(lists)]
@@ -185,7 +185,7 @@ class Decoder(Supply):
     def resolve(
         self, layer: int, chosen: abc.Sequence[tuple[Sequence, abc.Sequence[abc.Sequence[int]]]]
     ) -> list[list[dict[int, int]]]:
-        """Of each list of each sequence, the entries of those blocks that are in one, after reading from the mapping what is there. The
+        """For each list of each sequence, the entries of its blocks that are in one, after reading available blocks from the mapping. The
         others are `missing`. With `apart` there is a list for each KV head."""
         if self._careful and self.missing:
             return [[{} for _ in lists] for _, lists in chosen]
@@ -210,7 +210,7 @@ class Decoder(Supply):
         return found
 
     def _from_mapping(self, misses: abc.Sequence[tuple[int, int, Optional[int]]]) -> list[bool]:
-        """Of each, whether its entry has its bytes now."""
+        """For each miss, whether its entry has its bytes now."""
         read: dict[_Key, Optional[bytearray]] = {}
         arrived = []
         for layer_head, row, entry in misses:

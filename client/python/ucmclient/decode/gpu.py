@@ -76,12 +76,12 @@ class GpuDecoder(Supply):
         self._tensor = torch.tensor
         #: [summarised][rows][bytes of a summary], for the daemon
         self._summaries = torch.zeros((len(self.summarised), steps.numbers, summary.bytes), dtype=torch.uint8, device=steps.device)
-        #: Of each layer [rows][bytes of a summary], or None.
+        #: For each layer [rows][bytes of a summary], or None.
         self.summaries: list[Any] = [None] * self.layers
         for i, layer in enumerate(self.summarised):
             self.summaries[layer] = self._summaries[i]
         self._landing = torch.empty((landing, layer_bytes), dtype=torch.uint8, device=steps.device)
-        #: Of serve(): sequences of a step that needs more entries than there are.
+        #: Set by serve(): sequences of a step that needs more entries than there are.
         self.crowded: set[Sequence] = set()
         self._missed = 0
         self._full = self._late = False
@@ -204,7 +204,7 @@ class GpuDecoder(Supply):
             self._ref_again()
 
     def _give_back(self) -> None:
-        """To a daemon that is not asked for anything now: it ends the connection of who keeps its memory all the same."""
+        """Gives memory back while no calls are made: the daemon would end the connection of a client that keeps it."""
         with contextlib.suppress(UcmError):
             if self._mapping is not None and self.steps.update_mapping():
                 self._ref_later()

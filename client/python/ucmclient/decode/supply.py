@@ -26,7 +26,7 @@ URGENT = 7
 #: A step that lacks more than so many times what is gathered at once is served layer by layer: what its later layers chose is worthless.
 #: Where it lacks less, most of what layers attend is there, and they choose nearly as they will.
 AT_ONCE = 16
-#: Of one gather, and keys of one load (proto/limits.h).
+#: Items of one gather, and keys of one load (proto/limits.h).
 _MAX_ITEMS = 16384
 #: So long keep() waits before it references again what has left the mapping.
 _REF_AGAIN = 0.25
@@ -62,7 +62,7 @@ class Source(Protocol):
 
 
 class Lost(Exception):
-    """Blocks of a sequence can't be had from the daemon: compute the sequence again."""
+    """Blocks of a sequence are no longer available from the daemon: compute the sequence again."""
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Sequence:
 
 
 def _runs(layers: abc.Sequence[int]) -> list[tuple[int, int]]:
-    """Of layers that follow one another: the first, and how many."""
+    """Runs of consecutive layers: the first, and how many."""
     runs: list[tuple[int, int]] = []
     for layer in layers:
         if runs and sum(runs[-1]) == layer:
@@ -125,7 +125,7 @@ def _runs(layers: abc.Sequence[int]) -> list[tuple[int, int]]:
 
 
 class Supply:
-    """Derived from by who has the memory: `_registered` says where the daemon finds it, `_compute` makes summaries of blocks that have
+    """Base of the classes that own the memory: `_registered` says where the daemon finds it, `_compute` makes summaries of blocks that have
     pages, `_placed` takes places in the mapping, `_enter`, `_leave` and `_forget` go to the entries."""
 
     def __init__(
@@ -147,7 +147,7 @@ class Supply:
         self._landing_region: Optional[Region] = None
         self._summary_region: Optional[Region] = None
         self._mapping: Optional[SharedMapping] = None
-        #: extend() waits for nothing to come into the mapping: who calls it has keep_beside() called while steps run.
+        #: extend() does not wait for blocks to come into the mapping: its caller runs keep_beside() during steps.
         self._beside = False
         self._ref_again_at = self._beside_at = 0.0
 
@@ -359,7 +359,7 @@ class Supply:
         return sequence.kept
 
     def _keep_all(self) -> None:
-        """Of each sequence what the daemon was not asked for yet, or would say otherwise now; nothing, at most steps."""
+        """Asks for each sequence what the daemon was not asked yet, or may answer differently now; in most steps that is nothing."""
         self._ref_again()
         for sequence in self.sequences.values():
             if self._unreferenced(sequence) or sequence.asked < len(sequence.keys):

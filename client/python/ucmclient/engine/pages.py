@@ -37,7 +37,7 @@ logger = logging.getLogger("ucmclient")
 
 #: Keys of one request.
 _MOST = 4096
-#: Of memory that pages go through, in bytes, if one page is not larger.
+#: Bytes of the memory that pages go through, if one page is not larger.
 _STAGING = 64 << 20
 #: When the daemon goes away during a copy, or its answer is late, its last bytes may land within this time.
 _GRACE = 0.5
@@ -51,7 +51,7 @@ _SETTINGS = ("socket", "lookup_timeout", "connect_timeout", "transfer_deadline",
 
 @dataclass(frozen=True)
 class Fragment:
-    """Of page 0: where it lies, as an address; bytes to the next page's; its bytes."""
+    """A fragment of page 0: its address; bytes to the next page's; its bytes."""
 
     address: int
     stride: int

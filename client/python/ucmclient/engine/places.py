@@ -50,7 +50,7 @@ class _Allocation:
 
 @dataclass(frozen=True)
 class _Where:
-    """Of block 0 of a layer: the address of each fragment, and the allocation that it lies in. Block b's fragment is b fragments after."""
+    """For block 0 of a layer: the address of each fragment, and its allocation. Block b's fragment is b fragments further on."""
 
     starts: Any
     sizes: Any

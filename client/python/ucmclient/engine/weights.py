@@ -1,9 +1,9 @@
 """Which weights an engine has, where one name may stand for others later.
 
 A name is told apart by its files' names, sizes and times, or by a hub's commit. An engine reads the files at one time and is asked for their identity at
-another, so both looks are compared. Where it is unknown which version was read there is a doubt, and whoever has one shares with nobody.
+another, so both looks are compared. If it is unknown which version was read there is a doubt, and an engine in doubt shares with no other.
 
-A file's times are by the clock of whoever keeps the file. A file system of this host has this host's clock. A file server has its own, which may be wrong by
+A file's times are by the clock of its file server. A file system of this host has this host's clock. A file server has its own, which may be wrong by
 more than the time that matters, so how old its files seem proves nothing."""
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _APART = 600.0
 #: File systems whose times are by this host's clock, by statfs(2)'s f_type: ext2 to ext4, xfs, btrfs, bcachefs, f2fs, zfs, overlay, tmpfs, ramfs, squashfs,
 #: erofs. (A list of mounts leaves out the one that a chroot lies in.)
 _OWN = frozenset((0xEF53, 0x58465342, 0x9123683E, 0xCA451A4E, 0xF2F52010, 0x2FC12FC1, 0x794C7630, 0x01021994, 0x858458F6, 0x73717368, 0xE0F5E1E2))
-#: Of the largest files, so many, these bytes count when files are looked at closely.
+#: A close look reads so many bytes of so many of the largest files.
 _SAMPLED, _SAMPLE = 16, 4096
 #: How long it is remembered that a commit was found, or none, in seconds, and of how many names: a look walks through a hub's directories.
 _FOUND, _NOT_FOUND, _NAMES = 60.0, 1.0, 1024
 
-#: For a path: what its files were when each load of it began, since it was last forgotten. Of this process.
+#: For a path: what its files were when each load of it began, since it was last forgotten. For this process.
 _begun: dict[str, list["Files"]] = {}
-#: For a hub's name and a revision: the commit, and until when that counts, by the monotonic clock. Of this process.
+#: For a hub's name and a revision: the commit, and until when that counts, by the monotonic clock. For this process.
 _commits: dict[tuple[str, Optional[str]], tuple[Optional[str], float]] = {}
 
 
@@ -81,8 +81,8 @@ def local(path: str) -> Optional[str]:
 
 
 def files_at(path: str, suffixes: tuple[str, ...] = _FILES, closely: bool = False) -> Optional[Files]:
-    """Of a directory the files with these suffixes, or of a file that one. None: they can't be read, or something is moving them. closely: opens each, as who
-    reads it does: a file server is asked then, where this host may otherwise answer from its memory."""
+    """A directory's files with these suffixes, or the one file. None: they can't be read, or something is moving them. closely: opens each, as a reader does, so that
+    a file server is asked instead of this host's cache."""
     at = time.time()
     try:
         links = [one for one in _above(path) if os.path.islink(one)]
@@ -162,7 +162,7 @@ def forget() -> None:
 
 
 def commit_of(name: str, revision: Optional[str] = None, anew: bool = False) -> Optional[str]:
-    """Of a hub's model or adapter, as far as it lies on this host. anew: an engine reads it now; else it may be as it was up to a minute ago."""
+    """The commit of a hub's model or adapter on this host. anew: an engine reads it now; else the answer may be up to a minute old."""
     commit, until = _commits.get((name, revision), (None, 0.0))
     if anew or time.monotonic() >= until:
         commit = _commit_here(name, revision)

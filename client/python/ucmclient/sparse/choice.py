@@ -98,8 +98,8 @@ class Mass(Choice):
 
 @dataclass(frozen=True)
 class Selection:
-    """Of one row. lists: for each list the chosen blocks' numbers, ascending, as memoryviews of uint32, which
-    numpy.asarray and torch.frombuffer take without a copy; scores: the same in float32. evicted, no_summary: of the whole
+    """The choices of one row. lists: for each list the chosen blocks' numbers, ascending, as memoryviews of uint32, which
+    numpy.asarray and torch.frombuffer take without a copy; scores: the same in float32. evicted, no_summary: in the whole
     call, blocks that were evicted by name meanwhile (recompute them), and blocks without a summary (always chosen)."""
 
     lists: list[memoryview]

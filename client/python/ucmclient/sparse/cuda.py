@@ -109,8 +109,8 @@ class Builder(_OnGpu):
         thread_blocks: int = 0,
         stream: Any = None,
     ) -> None:
-        """Of each layer's blocks of these numbers. kv: for each layer a tensor of blocks that the summary's Shape
-        describes, or a pair (K, V) of them; summaries: for each layer a tensor of blocks. Of both, the first dimension
+        """Makes the summaries of each layer's blocks with these numbers. kv: for each layer a tensor of blocks that the summary's Shape
+        describes, or a pair (K, V) of them; summaries: for each layer a tensor of blocks. In both, the first dimension
         counts blocks, and all layers are alike. blocks: int32 on the GPU; out_blocks: their numbers in `summaries` where
         they differ. A pair with a number outside is skipped. thread_blocks: how much of the GPU it takes; 0: 32."""
         layers = [self._layer(kv[i], summaries[i], i) for i in range(len(kv))] if len(kv) == len(summaries) else []

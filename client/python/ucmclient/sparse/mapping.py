@@ -75,7 +75,7 @@ class SharedMapping(_Handle):
 
     @property
     def block_bytes(self) -> int:
-        """Of a block's part."""
+        """Bytes of a block's part."""
         return self._info().part_bytes
 
     @property

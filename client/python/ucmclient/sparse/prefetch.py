@@ -283,7 +283,7 @@ class Prefetch:
             raise self.error
 
     def _send(self, timeout: Optional[float]) -> bool:
-        """False: no more can be sent now."""
+        """False: nothing further can be sent now."""
         prefetcher = self._prefetcher
         if self.sequence.closed:
             self._end()

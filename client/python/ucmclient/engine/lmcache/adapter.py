@@ -32,7 +32,7 @@ _LEASE = 60.0
 _SIZES, _STORES = 4, 32
 #: Keys that are locked, before those whose leases are over are forgotten.
 _LOCKED = 1 << 16
-#: Of an object, in bytes: what the daemon takes as one layer.
+#: Bytes of an object: what the daemon takes as one layer.
 _LARGEST = 256 << 20
 
 
@@ -163,7 +163,7 @@ class UcmL2Adapter(L2AdapterInterface):
         return seen
 
     def _found(self, keys: Sequence[Any], layouts: dict[int, Any], seconds: float) -> dict[int, int]:
-        """Of the keys that are there: the size. seconds: of leases, which submit_unlock ends."""
+        """The sizes of the keys that are there. seconds: of leases, which submit_unlock ends."""
         asked: dict[tuple[str, int], list[int]] = {}
         for i, key in enumerate(keys):
             for size in self._sizes_of(key, layouts):

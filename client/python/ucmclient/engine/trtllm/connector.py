@@ -41,7 +41,7 @@ VARIABLE = "UCM_TRTLLM"
 _DEFAULTS = {"lookup_timeout": 0.05, "transfer_deadline": 15.0}
 #: Seconds that a lookup keeps what it found, unless its request ends before.
 _LEASE = 120.0
-#: Of TensorRT-LLM's arguments: what decides about weights, and so about KV.
+#: TensorRT-LLM's arguments that determine weights, and so KV.
 _WEIGHTS = ("revision", "dtype", "quant_config", "load_format", "model_kwargs", "sparse_attention_config", "speculative_config")
 #: Beyond a transfer's deadline, in seconds.
 _PATIENCE = 5.0
@@ -57,7 +57,7 @@ class LoadFailed(RuntimeError):
 
 @dataclass
 class Meta:
-    """Of a step, for all workers: keys and pages."""
+    """A step's keys and pages, for all workers."""
 
     load: list[tuple[bytes, int]] = field(default_factory=list)
     save: list[tuple[bytes, int]] = field(default_factory=list)
@@ -242,7 +242,7 @@ class UcmScheduler(KvCacheConnectorScheduler):
 
     def _step(self, meta: Meta, data: Any, state: _Request) -> None:
         self._loads(meta, state)
-        # Of a first step, computed_position leaves out what was loaded: it may be less than what is computed, never more.
+        # In a first step, computed_position leaves out loaded tokens: it may be less than the computed tokens, never more.
         computed = (data.computed_position + data.num_scheduled_tokens) // self._block
         end = min(computed, len(state.tokens) // self._block, len(state.pages))
         if end > len(state.keys):

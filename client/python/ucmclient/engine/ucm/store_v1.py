@@ -18,7 +18,7 @@ from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
 from ...memory import data_pointer
 from .core import WHERE, NotThere, Refused, Store, Unhealthy, logger, own_of
 
-try:  # UCM 0.8 remembers blocks that one of its ranks did not find, and goes on without a store that is away
+try:  # UCM 0.8 remembers blocks that one of its ranks did not find, and continues without a store that is away
     from ucm.store.pipeline.errors import StoreNotFoundError, StoreUnhealthyError
 except ImportError:
     StoreNotFoundError = StoreUnhealthyError = RuntimeError
@@ -67,14 +67,14 @@ def _own_bytes(told: Any, group: str) -> Optional[int]:
 
 
 def _tell(config: Mapping[str, Any], block: int, shards: int) -> None:
-    """Warns where a scheduler's store will find nothing: UCM tells it the padded bytes of a block, and no more."""
+    """Warns if a scheduler's store will find nothing: UCM tells it only the padded bytes of a block."""
     own, lacks = config.get("ucmd") or {}, []
     if shards > 1 and "shards" not in own:
         lacks.append(f'"shards": {shards}')
     if block != int(config.get("block_size") or 0) and "block_bytes" not in own:
         lacks.append(f'"block_bytes": {block}')
     if config.get("shard_size") and lacks:
-        logger.warning("a scheduler's store is told block_size alone, and finds nothing of this one's blocks: set %s in %s", ", ".join(lacks), WHERE)
+        logger.warning("a scheduler's store knows block_size only, and does not find this store's blocks: set %s in %s", ", ".join(lacks), WHERE)
 
 
 class UcmdStore(UcmKVStoreBaseV1):

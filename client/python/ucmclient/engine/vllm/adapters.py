@@ -47,12 +47,12 @@ def digest_of(lora: Any, anew: bool = False) -> bytes:
 
 
 def _commit(path: str, anew: bool) -> Optional[str]:
-    """Of a hub's adapter, which the engine may not have fetched yet."""
+    """The commit of a hub's adapter, which the engine may not have fetched yet."""
     return commit_of(path, anew=anew) if path and not path.startswith(("~", "/")) else None
 
 
 def _files_in(path: str, anew: bool) -> Optional[tuple[Any, ...]]:
-    """Of a hub's adapter name and commit."""
+    """The files of an adapter: of one on a hub, its name and commit."""
     here = local(path)
     if here is None:
         commit = _commit(path, anew)
@@ -89,7 +89,7 @@ def reading(manager: Any, lora: Any) -> Iterator[None]:
 
 
 def watch() -> None:
-    """Notes what this process reads from now on. Of a vLLM that reads adapters in another way nothing is noted, so they are not shared."""
+    """Notes what this process reads from now on. If a vLLM reads adapters in another way nothing is noted, so they are not shared."""
     try:
         from vllm.lora.worker_manager import WorkerLoRAManager as manager
 

@@ -53,7 +53,7 @@ def _reasons(settings: Settings, config: Any, groups: Optional[Sequence[Any]]) -
 
 
 def chunk_settings(settings: Settings) -> Settings:
-    """Of the half that loads and stores chunks. The lookup table and events are about prefixes."""
+    """Settings of the half that loads and stores chunks. The lookup table and events are about prefixes."""
     return replace(settings, lookup_table=False, block_metadata=False)
 
 

@@ -56,7 +56,7 @@ class _ChunkRequest(Request):
     stores: bool = False
     #: Tokens that the engine has by itself.
     computed: int = 0
-    #: Of spans that were needed so far.
+    #: Keys of the spans that were needed so far.
     _keys_of: dict[int, list[bytes]] = field(default_factory=dict)
 
     @property
@@ -88,7 +88,7 @@ class _ChunkRequest(Request):
         return b"".join(self.key(block) for block in range(first, end))
 
     def shifts(self, first: int, most: int, length: int) -> list[tuple[int, ...]]:
-        """Of the run of blocks from `first` on, `most` of them: (blocks, old position, new position, and twice the length of dynamic scaling)."""
+        """The shifts of `most` blocks from `first` on: (blocks, old position, new position, and twice the length of dynamic scaling)."""
         out: list[list[int]] = []
         for block in range(first, first + most):
             found = self._at(block)
@@ -105,7 +105,7 @@ class _ChunkRequest(Request):
 
 @dataclass
 class _RunPromise(Promise):
-    """Of a run that does not begin with the request."""
+    """The promise of a run that does not begin with the request."""
 
     first: int = 0
 
@@ -178,7 +178,7 @@ class ChunkScheduler(SchedulerHalf):
         tracked.starts = [span.start for span in tracked.spans]
 
     def _promise(self, tracked: Any) -> Optional[Promise]:
-        """Looks up the run of blocks that begins where the engine's own hit ends. Of a chunk that is to be stored, all."""
+        """Looks up the run of blocks that begins where the engine's own hit ends. For a chunk that is to be stored, looks up all blocks."""
         first = 0 if tracked.stores else tracked.computed // self.block_tokens
         promise = tracked.promise
         if promise and time.monotonic() < promise.until and promise.first == first:
@@ -277,7 +277,7 @@ def _check_store(params: dict[str, Any]) -> None:
 
 
 def _check_prefix(params: dict[str, Any]) -> None:
-    """Of a request that is served by prefixes."""
+    """Checks the parameters of a request that is served by prefixes."""
     _check_store(params)
     if CHUNKS in params:
         raise ValueError(f"its cache_salt does not begin with {SALT}, and vLLM would give its blended KV to others")

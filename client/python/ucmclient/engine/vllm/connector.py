@@ -77,9 +77,9 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
         self._config = vllm_config
         self._kv_config = kv_cache_config
         self._worker: Union[WorkerHalf, HybridWorker, None] = None
-        #: Changes of weights that the scheduler's half was told of.
+        #: Changes of weights that the scheduler's half knows of.
         self._changes = watching.changes(False)
-        #: Finished requests that the scheduler's half is to be told of.
+        #: Finished requests to report to the scheduler's half.
         self._sent: set[str] = set()
         self._feed: Optional[EventFeed] = None
         self._identity: Union[EngineIdentity, HybridIdentity, None] = None
@@ -100,7 +100,7 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
         self._layers: Optional[LayerStores] = None
         check_drafts(vllm_config, self._groups, self._settings)
         self._drafts = drafts_of(vllm_config)
-        #: Of the worker: what it has read, and what names it alone if that is in doubt.
+        #: The weights that the worker has read, and a name of its own if these are in doubt.
         self._read: Optional[Weights] = None
         self._alone: dict[str, Any] = {}
         sparse = self._settings.sparse is not None
@@ -292,7 +292,7 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
         return layout, summary_of(settings.summaries, list(tensors.values()), layout, heads, cache_dtype)
 
     def _apart(self, kv_caches: dict[str, Any]) -> bool:
-        """Whether layers are loaded or stored one by one. Of layers that differ in size, blocks are stored after their step."""
+        """Whether layers are loaded or stored one by one. If layers differ in size, blocks are stored after their step."""
         if self._settings.layerwise:
             return True
         return self._settings.layer_stores > 0 and layers_alike(kv_caches, self._kv_config.num_blocks)
@@ -352,7 +352,7 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
         return self._not_ours(sent) or None, received or None
 
     def _not_ours(self, sent: set[str]) -> set[str]:
-        """Finished requests that the engine is told of: none, if the scheduler's half keeps their blocks."""
+        """Finished requests to report to the engine: none, if the scheduler's half keeps their blocks."""
         if not self._plan().ours:
             return sent
         self._sent |= sent
@@ -574,7 +574,7 @@ def _k_in_columns(config: Any, kv_cache_config: Any, kv_caches: dict[str, Any]) 
 
 
 def _rotary_embeddings() -> Collection[Any]:
-    """Of this process; none: this vLLM does not tell."""
+    """This process's rotary embeddings; none: this vLLM does not tell."""
     try:
         from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
     except ImportError:

@@ -62,7 +62,7 @@ def context_ranks(config: Any, kv_cache_config: Any, tp_rank: int, context: Cont
 
 
 def _same_heads(model: Any, size: int, ranks: int) -> int:
-    """Of so many neighbouring tensor-parallel ranks all have the same heads. At least those of one context have."""
+    """How many neighbouring tensor-parallel ranks have the same heads: at least those of one context."""
     if getattr(model, "use_mla", False):
         return size
     heads = model.get_total_num_kv_heads() if hasattr(model, "get_total_num_kv_heads") else 0

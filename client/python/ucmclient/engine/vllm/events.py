@@ -35,7 +35,7 @@ class EventFeed:
         self._lock = threading.Lock()
         self._room = threading.Event()
         self._events: list[Any] = []
-        #: Of each block that was told: its medium.
+        #: The medium of each published block.
         self._told: dict[bytes, str] = {}
         self._closed = threading.Event()
         self._instance, self._since, self._ns = b"", _END, 0
@@ -68,7 +68,7 @@ class EventFeed:
                 if error.status == Status.UNSUPPORTED:
                     logger.warning("vLLM's events say nothing of ucmd: %s", error)
                     return
-                logger.debug("ucmd's events are not to be had: %s", error)
+                logger.debug("ucmd's events are not available: %s", error)
             self._since = _END
 
     def _step(self, client: Client, fingerprint: bytes) -> bool:

@@ -12,7 +12,7 @@ from .layout import Layout
 
 logger = logging.getLogger("ucmclient.engine.vllm")
 
-#: Of the memory that a rank takes for the shares of all.
+#: Bytes of the memory that a rank takes for the shares of all.
 _STAGE_BYTES = 64 << 20
 
 
@@ -58,7 +58,7 @@ class Pieces:
     """The pieces of each block as one row. ids: of blocks, on the pages' device; for -1 nothing is moved."""
 
     def __init__(self, pages: Sequence[Any]):
-        #: Of each piece a tensor with a row for each block.
+        #: For each piece, a tensor with a row for each block.
         self.pages = pages
         self._widths = [one.shape[1] for one in pages]
         self.width = sum(self._widths)

@@ -38,7 +38,7 @@ class Group:
     #: Tokens after which nothing is needed any more; 0: all are.
     reach: int
     layers: tuple[str, ...]
-    #: Of recurrent layers: what a state's bytes are.
+    #: For recurrent layers: a description of a state's bytes.
     state: str = ""
 
     def first(self, tokens: int) -> int:
@@ -166,8 +166,8 @@ def interval_of(groups: Sequence[Group], settings: Settings) -> int:
 
 
 def state_interval_of(groups: Sequence[Group], settings: Settings) -> int:
-    """At least so many tokens lie between states that are stored in the midst of a prompt or an answer. By default states take no
-    more bytes than full attention, of which a layer's block has as many as a state."""
+    """At least so many tokens lie between states that are stored in the midst of a prompt or an answer. By default states take at
+    most the bytes of full attention; a layer's block has as many bytes as a state."""
     states, full = (sum(len(group.layers) for group in groups if group.kind == kind) for kind in (STATE, FULL))
     unit = unit_of(groups)
     return settings.window_interval or -(-states // max(full, 1)) * unit

@@ -29,7 +29,7 @@ class HeadGroups:
     mine: int
     #: KV heads of a group.
     size: int
-    #: Of the rank.
+    #: The rank's heads.
     heads: Heads
 
 
@@ -138,7 +138,7 @@ def _description(tensor: Any, one: _Slice, blocks: int) -> str:
 
 
 def group_layouts(kv_caches: Mapping[str, Any], blocks: int, of: HeadGroups, apart: bool) -> list[Layout]:
-    """Of each group that the rank holds. A part has one layer; apart: one for each of the engine's."""
+    """The layout of each group that the rank holds. A part has one layer; apart: one for each of the engine's."""
     layers: list[list[tuple[Fragment, ...]]] = [[] for _ in range(of.mine)]
     descriptions: list[str] = []
     seen: dict[tuple[Fragment, ...], int] = {}

@@ -84,7 +84,7 @@ class HeldPages:
         self.pool.free_blocks(reversed(hold.blocks))  # the engine evicts the last ones first, as it does when it frees a request
 
     def _keep(self, name: str, blocks: Iterable[int]) -> bool:
-        """Of a finished request, until the workers have reported. Returns whether the engine must keep them itself."""
+        """Keeps a finished request's blocks until the workers have reported. Returns whether the engine must keep them itself."""
         self._ending.add(name)
         self._end()
         if self.pool is None:

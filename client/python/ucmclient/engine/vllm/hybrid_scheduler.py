@@ -24,7 +24,7 @@ from .scheduler import _MAX_KEYS, HANDOVER, PREFILL, SchedulerHalf
 from .settings import Settings
 from .tracked import Promise, Request
 
-#: Of full attention in one lookup; the others are for windows.
+#: Keys of full attention in one lookup; the others are for windows.
 _MAX_FULL = _MAX_KEYS // 2
 
 
@@ -98,7 +98,7 @@ class HybridScheduler(SchedulerHalf):
     # ---- keys ----
 
     def _keys(self, tracked: Request, group: Group, first: int, end: int) -> bytes:
-        """Of a group's blocks from first to end. The hash of a block's last tokens is one of all tokens before, too."""
+        """The keys of a group's blocks from first to end. The hash of a block's last tokens covers all tokens before, too."""
         per, hashes = group.block_tokens // self.hash_tokens, tracked.vllm.block_hashes
         some = hashes[first:end] if per == 1 else [hashes[(i + 1) * per - 1] for i in range(first, end)]
         if not some:
@@ -219,7 +219,7 @@ class HybridScheduler(SchedulerHalf):
         return 0
 
     def _all_there(self, tracked: _HybridRequest, end: int) -> bool:
-        """Leases what windows and states need at a token. Of several kinds some may be leased when others are not there."""
+        """Leases what windows and states need at a token. Some kinds may be leased although others are missing."""
         for kind, link in enumerate(self._links):
             ranges = [(g, g.first(end), end // g.block_tokens) for g in self._others if self._kind(g) == kind]
             found = self._ask_each(tracked, link, ranges, self.settings.lease)
@@ -500,7 +500,7 @@ def _run(runs: Sequence[int], end: int) -> int:
 
 
 def _picked(keys: bytes, blocks: Sequence[int]) -> bytes:
-    """Of keys of all blocks from the first to the last of these, theirs."""
+    """Picks these blocks' keys from the keys of all blocks from their first to their last."""
     first, span = blocks[0], blocks[-1] + 1 - blocks[0]
     if span == len(blocks):
         return keys

@@ -26,7 +26,7 @@ class _KindWorker(WorkerHalf):
         return any(store.of(request) for store in self._stores)
 
     def holds(self) -> set[int]:
-        """Of stores that may still read."""
+        """The holds of stores that may still read."""
         return {getattr(copy, "hold", 0) for store in self._stores for copy in store.copies}
 
 

@@ -46,7 +46,7 @@ class EngineIdentity(Identity):
     per_channel: bool = False
     #: None: the blocks are stored as they are.
     kv_tensors: Optional[KvTensors] = None
-    #: Of the engine's chunks; None: it has none.
+    #: The identity of the engine's chunks; None: it has none.
     chunks: Optional["EngineIdentity"] = None
 
 
@@ -99,7 +99,7 @@ def check_hash(algorithm: str, default_seed: bool | None = None) -> int:
 
 
 def heads_of(kv_cache_config: Any, setting: str) -> Heads:
-    """What the engine says of its KV, for the setting that needs it. Of FP8 scales besides K and V it says nothing: layout.py sees types and
+    """The engine's description of its KV, for the setting that needs it. It says nothing of FP8 scales next to K and V: layout.py sees types and
     sizes."""
     spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
     found = {_heads(one) for one in getattr(spec, "kv_cache_specs", {"": spec}).values()}

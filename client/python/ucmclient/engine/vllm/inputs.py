@@ -22,8 +22,8 @@ def mask_of(request: Any) -> Optional[list[bool]]:
 
 
 def chosen_items(request: Any) -> list[tuple[int, bytes]]:
-    """Of items that a client has named: the place, and a digest of what the model is given. A name may stand for other bytes in another engine, or a moment
-    later. Random where these bytes are not in this process."""
+    """For items that a client has named: the place, and a digest of the model's input. A name may stand for other bytes in another engine, or a moment later. Random
+    if these bytes are not in this process."""
     found = []
     for one in getattr(request, "mm_features", None) or ():
         name = getattr(one, "mm_hash", None) or one.identifier
@@ -33,7 +33,7 @@ def chosen_items(request: Any) -> list[tuple[int, bytes]]:
 
 
 def more_of(request: Any) -> bytes:
-    """Of what a pooling model is given besides tokens, whose meaning only the model knows."""
+    """A digest of a pooling model's other inputs than tokens, whose meaning only the model knows."""
     return os.urandom(16) if getattr(getattr(request, "pooling_params", None), "extra_kwargs", None) else b""
 
 

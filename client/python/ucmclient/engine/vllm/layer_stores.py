@@ -64,7 +64,7 @@ class LayerStores:
         self.bounds = bounds_of(len(self._ends))
         self._copies: list[list[Copy]] = []
         self._stores: list[Any] = []
-        #: Of this step: layers whose hook was called without a gap, and stored layers that are handed over.
+        #: In this step: layers whose hook was called without a gap, and stored layers that are handed over.
         self._seen = self._sent = 0
 
     def begin(self, plan: Plan) -> None:

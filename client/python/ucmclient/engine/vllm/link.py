@@ -137,7 +137,7 @@ class Link:
             except UcmError as error:
                 logger.debug("ucmd is still away: %s", error)
                 if not _may_pass(error):
-                    logger.error("ucmd refused this engine, which goes on without it: %s", error)
+                    logger.error("ucmd refused this engine, which continues without it: %s", error)
                     return
             else:
                 logger.info("ucmd is there")
@@ -152,7 +152,7 @@ class Link:
 
     @property
     def summaries(self) -> Optional[SummaryNamespace]:
-        """Of the namespace's blocks; None also if the daemon can't build them."""
+        """The summaries of the namespace's blocks; None also if the daemon can't build them."""
         return self._summaries if time.monotonic() >= self._silent_until else None
 
     @property

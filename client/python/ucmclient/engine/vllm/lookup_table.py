@@ -1,8 +1,8 @@
 """Which lookups the scheduler need not wait for: those of which the daemon's lookup table says that nothing is cached.
 
 A hit there is advisory, so the daemon is still asked for the lease, and its answer decides; where it has less than the table said, the
-engine gets less. A miss is taken for one if the table is complete and no shared tier might have more. The daemon is told of such a
-lookup without a wait: it counts it among its lookups.
+engine gets less. A miss is taken for one if the table is complete and no shared tier might have more. The client reports such a lookup without
+a wait, and the daemon counts it among its lookups.
 """
 
 from __future__ import annotations

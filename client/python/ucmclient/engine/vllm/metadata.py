@@ -37,7 +37,7 @@ class MetadataSender:
         self._thread: Optional[threading.Thread] = None
         #: The daemon keeps no events. Another one may.
         self._not_before = 0.0
-        #: Keys that this connection's daemon was told of; the last block of each run.
+        #: Keys that this connection's daemon knows; the last block of each run.
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._known_of: Any = None  # which connection
         self.left_out = 0

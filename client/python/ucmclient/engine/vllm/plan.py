@@ -27,7 +27,7 @@ class Copy:
     adapter: Optional[Adapter] = None
 
     def some(self, indexes: list[int], raw: bool) -> "Copy":
-        """Of its blocks those with these indexes."""
+        """The copy of its blocks with these indexes."""
         size = len(self.keys) // len(self.blocks)
         keys = b"".join(self.keys[i * size : (i + 1) * size] for i in indexes)
         return Copy(self.request, keys, [self.blocks[i] for i in indexes], raw, adapter=self.adapter)
@@ -72,15 +72,15 @@ class Plan:
     preempted: set[str] = field(default_factory=set)
     #: Finished requests whose blocks stay allocated until every rank reports that no store reads them.
     ended: set[str] = field(default_factory=set)
-    #: Who keeps these allocated and wants the report: the scheduler's half, not the engine.
+    #: True: the scheduler's half keeps these allocated and wants the report, not the engine.
     ours: bool = False
     #: The engine may overwrite any block: no store must read one any more.
     fence: bool = False
     #: This plan's number. If it is not 0, the workers report when they have carried the plan out.
     number: int = 0
-    #: Of this step's sparse requests.
+    #: The steps of this step's sparse requests.
     sparse: list[SparseStep] = field(default_factory=list)
-    #: Of requests whose load takes no pages for its first blocks: the keys of these, packed.
+    #: For requests whose load takes no pages for its first blocks: the keys of these, packed.
     ahead: dict[str, bytes] = field(default_factory=dict)
     #: Requests that have finished or were preempted since the last plan.
     gone: set[str] = field(default_factory=set)
@@ -88,7 +88,7 @@ class Plan:
     computes: bool = False
     #: The scheduler's half knows the namespace. Otherwise the workers send it.
     connected: bool = True
-    #: Of requests that load or store chunks.
+    #: The plan of requests that load or store chunks.
     chunks: Optional["Plan"] = None
 
 
@@ -102,7 +102,7 @@ class HeldCopy(Copy):
 
 @dataclass
 class HybridPlan(Plan):
-    """Of an engine with several kinds of blocks."""
+    """The plan of an engine with several kinds of blocks."""
 
     #: Loads and stores of each kind.
     kinds: list[Plan] = field(default_factory=list)

@@ -29,15 +29,15 @@ class UcmProgress(_base.KVConnectorWorkerMetadata):
 
     number: int
     identities: frozenset[Union[EngineIdentity, HybridIdentity]] = frozenset()
-    #: Of sparse requests of the step: how many first blocks the daemon keeps.
+    #: For the step's sparse requests: how many first blocks the daemon keeps.
     kept: dict[str, int] = field(default_factory=dict)
-    #: Those whose step is worthless, with a block id that vLLM is told as invalid.
+    #: Those whose step is worthless, with a block id that is reported to vLLM as invalid.
     spoiled: dict[str, int] = field(default_factory=dict)
-    #: Of these, whose blocks are lost.
+    #: Those of these whose blocks are lost.
     lost: frozenset[str] = frozenset()
     #: By how many workers holds of blocks are given up.
     released: dict[int, int] = field(default_factory=dict)
-    #: Of loads that ranks share out: how many ranks have their share, and which blocks did not come.
+    #: For loads that ranks share out: how many ranks have their share, and which blocks did not come.
     shares: dict[int, tuple[int, frozenset[int]]] = field(default_factory=dict)
     #: By how many workers no store reads blocks of a finished request, which the scheduler's half keeps until all say so.
     sent: dict[str, int] = field(default_factory=dict)

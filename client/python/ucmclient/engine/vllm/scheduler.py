@@ -72,7 +72,7 @@ class SchedulerHalf(HeldPages):
         #: Stores of so many blocks go by layers.
         self._layered = -(-settings.layer_stores // block_tokens) or NEVER
         self._raw_blocks = -(-settings.raw_first // block_tokens)
-        #: Of an engine whose ranks share loads out.
+        #: For an engine whose ranks share loads out.
         self.gathers: Optional[GatherPlanner] = None
         self.lookup_table = LookupTable(settings)
         self.shared = SharedWait(settings)
@@ -329,8 +329,8 @@ class SchedulerHalf(HeldPages):
         return plan
 
     def _go_on(self, cached: Any, output: Any) -> None:
-        """Of requests that run already. In most steps most of them get no block: what one has filled meanwhile is stored when it gets the
-        next, or ends."""
+        """Handles running requests. In most steps most of them get no block: a filled block is stored when its request gets the next one, or
+        ends."""
         ids, added, computed = cached.req_ids, cached.new_block_ids, cached.num_computed_tokens
         scheduled, size = output.num_scheduled_tokens, self.block_tokens
         behind, self._behind = self._behind, {}
@@ -418,7 +418,7 @@ class SchedulerHalf(HeldPages):
 
     @staticmethod
     def _copy(tracked: Request, first: int, end: int, raw: bool = False) -> Copy:
-        """Of these blocks, but for those that have no pages."""
+        """The copy of these blocks, without those that have no pages."""
         if end == first + 1 and tracked.blocks[first] != NULL_BLOCK:  # nearly all are of one block
             return Copy(tracked.vllm.request_id, tracked.key(first), [tracked.blocks[first]], raw, adapter=tracked.adapter)
         there = [i for i in range(first, end) if tracked.blocks[i] != NULL_BLOCK]

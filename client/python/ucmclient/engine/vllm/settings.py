@@ -51,7 +51,7 @@ class Settings:
 
     #: Ask the engine to keep all layers of a block side by side, if its backends can.
     block_layout: bool = _advanced(True)
-    #: Of ranks with the same bytes each loads a share of a hit, and they gather the rest from each other.
+    #: Each of the ranks with the same bytes loads a share of a hit, and gathers the rest from the others.
     gather_loads: bool = _advanced(False)
     #: Move small fragments with kernels in this process (ucmclient.CopyAgent), which takes 64 MiB of GPU memory. "auto":
     #: where that is possible and pays; "on": refuse to start where it is impossible; "off".
@@ -60,10 +60,10 @@ class Settings:
     raw_first: int = _advanced(0)
     #: With sparse: GPU memory is taken for so many requests of the model's full length.
     sparse_room: int = _advanced(4)
-    #: Of a request of which a step completes so many tokens, the blocks are stored by layer while the step computes. 0: all are stored after
-    #: their step.
+    #: If a step completes so many tokens of a request, their blocks are stored by layer while the step computes. 0: all are stored after their
+    #: step.
     layer_stores: int = _advanced(0)
-    #: Of models with sliding windows: hits end at multiples of so many tokens, and where prompts and answers do. 0: four windows.
+    #: For models with sliding windows: hits end at multiples of so many tokens, and where prompts and answers end. 0: four windows.
     window_interval: int = _advanced(0)
     #: Compute hits of fewer tokens: a load costs a round trip.
     min_load_tokens: int = _advanced(0)
@@ -151,7 +151,7 @@ class Settings:
 
 
 def kinds() -> dict[str, Any]:
-    """Of each setting: "plain", "advanced", or None: the connector's own."""
+    """Each setting's kind: "plain", "advanced", or None: the connector's own."""
     return {one.name: one.metadata.get("kind", "plain") for one in fields(Settings)}
 
 

@@ -1,7 +1,7 @@
 """Requests that wait for the shared tier, while the scheduler and other requests go on (docs/vllm.md, "A slow shared tier").
 
-The daemon answers a lookup at once with what its host has, and says whether it is asking the shared tier. If it is, the engine is told to
-come back with the request, and the same lookup finds the shared tier's answer then.
+The daemon answers a lookup at once with what its host has, and says whether it is asking the shared tier. If it is, the engine retries the request
+later, and the same lookup then finds the shared tier's answer.
 
 Promise: no step waits for the shared tier. A request waits for `shared_wait` at most, in all, and is computed with what is known then.
 """
@@ -19,7 +19,7 @@ from .settings import Settings
 #: So many requests are looked for at once, fewer than the daemon lets a connection have under way (docs/methods.md, lookup). The others
 #: wait for their turn.
 _MOST = 48
-#: Seconds until the daemon is asked again: at first, and at most. Of many requests one is asked for each _APART.
+#: Seconds until the daemon is asked again: at first, and at most. With many requests, one is asked for each _APART.
 _PAUSE, _LONGEST_PAUSE, _APART = 0.001, 0.02, 0.0005
 
 
@@ -34,7 +34,7 @@ class SharedWait:
     def __init__(self, settings: Settings):
         self._settings = settings
         self._waits: dict[str, _Wait] = {}
-        #: Of which the daemon's latest answer was that it asks.
+        #: Requests for which the daemon's latest answer was that it asks.
         self._pending: set[str] = set()
 
     def holds(self, name: str) -> bool:

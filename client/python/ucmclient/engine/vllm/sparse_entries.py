@@ -27,7 +27,7 @@ class HostEntries:
         self._floor: dict[int, int] = {}
         self._owned: dict[int, int] = {}
         self._step = 0
-        #: Who wants them.
+        #: The missing layer heads, with the requests that want them.
         self._missed: dict[_Key, int] = {}
         self._taken: list[Optional[_Key]] = []
 

@@ -3,8 +3,8 @@
 A step of the engine goes so: begin() learns what the scheduler planned and prepares it; each layer runs one of two forms; end() waits
 for the layers, and looks whether the step counts.
 
-- uniform() and attend_uniform(): one token a request. Who is sparse is found on the GPU, by the page of a request's last token, which
-  no other request has: `_owner` has the sequence's number for that page. So the host decides nothing, and launches can be those
+- uniform() and attend_uniform(): one token a request. The GPU finds sparse requests by the page of a request's last token, which no other request
+  has: `_owner` has the sequence's number for that page. So the host decides nothing, and launches can be those
   of a CUDA graph. What a step did not get is known only at its end. Then its sparse requests are *spoiled*: vLLM drops their tokens
   and computes them again, in the second form, from the last block on.
 - attend_rows(): any other batch. A layer waits for its result, has served what it lacks, and runs again, before the next one.
@@ -150,7 +150,7 @@ class SparseGpuWorker:
 
     @property
     def lost(self) -> frozenset[str]:
-        """Of the spoiled ones, those that must be preempted."""
+        """The spoiled ones that must be preempted."""
         return frozenset(self.spoiled if self._only_lost else self._lost)
 
     @property
@@ -164,7 +164,7 @@ class SparseGpuWorker:
         )
 
     def _idling(self) -> None:
-        """Gives the daemon what it wants back of the mapping while the engine has no steps: it waits for no more than seconds."""
+        """Gives the daemon what it wants back of the mapping while the engine has no steps: it waits only for seconds."""
         self._use_device()
         while not self._stop.wait(_IDLE):
             with self._lock:
@@ -385,7 +385,7 @@ class SparseGpuWorker:
     # ---- layers, of one token a request ----
 
     def has_work(self, longest: int) -> bool:
-        """Of a batch whose longest request has so many tokens. Outside of a step, vLLM warms up and captures graphs."""
+        """Whether a batch whose longest request has so many tokens has work. Outside of a step, vLLM warms up and captures graphs."""
         return bool(self._step) if self._live else longest == 1
 
     def uniform(self, layer: int, block_table: Any, lengths: Any) -> Any:
@@ -530,7 +530,7 @@ class SparseGpuWorker:
         raise RuntimeError("a layer of sparse tokens does not end")
 
     def _leave_out(self, request: SparseRequest) -> None:
-        """Its tokens are attended no more in this step."""
+        """Its tokens are not attended further in this step."""
         rows = self._rows_of[1]
         for some, _ in (rows.slices if rows is not None else None) or ():
             gone = some.requests == request.sequence.number

@@ -9,7 +9,7 @@ from vllm.v1.attention.backend import AttentionType
 
 from .identity import Unsupported
 
-#: Of the engine whose layers this process made last: whether it has the setting.
+#: Whether the engine whose layers this process made last has the setting.
 _wanted = False
 
 

@@ -22,7 +22,7 @@ class SparseRequest:
     #: The step's tokens.
     first: int = 0
     end: int = 0
-    #: Of its candidates, those that were whole before the step.
+    #: The number of its candidates that were complete before the step.
     whole: int = 0
     #: So many first blocks have no pages any more.
     given: int = 0
@@ -46,7 +46,7 @@ class Dense:
 @dataclass
 class Row:
     request: SparseRequest
-    #: Of the first sparse token: its query, and its position.
+    #: The first sparse token's query, and its position.
     q: int
     first: int
     end: int

@@ -46,7 +46,7 @@ class Rules:
         return prompt_tokens >= self.prompt
 
     def candidates(self, position: int) -> int:
-        """Of how many first blocks the token there chooses; the window is after these."""
+        """How many first blocks the token at this position chooses from; the window is after these."""
         return self.choices.candidates(position // self.block_tokens)
 
     def pageless(self, computed: int) -> int:

@@ -36,7 +36,7 @@ class _Of:
     #: Its last step was worthless: it is computed again.
     lost: bool = False
     losses: int = 0
-    #: Of pages and keys: how many the workers know.
+    #: How many pages and keys the workers know.
     pages: int = 0
     keys: int = 0
 
@@ -55,7 +55,7 @@ class Counts:
 @dataclass
 class SparseScheduler:
     rules: Rules
-    #: Of one step of the engine.
+    #: The budget of one step of the engine.
     budget: int
     #: Runs when pages of a request go back: its name, and how many first blocks have none now.
     given_back: Callable[[str, int], None] = lambda name, blocks: None
@@ -110,7 +110,7 @@ class SparseScheduler:
         return self.rules.pageless(computed)
 
     def give_back(self, name: str, computed: int) -> tuple[int, int]:
-        """Between which blocks pages are needed no more."""
+        """The blocks between which pages are no longer needed."""
         of = self._of.get(name)
         if of is None or of.lost or of.losses >= _LOSSES or computed < of.prompt_tokens - 1:
             return 0, 0

@@ -1,7 +1,7 @@
 """The kind of KV cache that sparse decoding needs, and vLLM's manager of it: a request may have no pages for blocks that the
 daemon keeps.
 
-vLLM asks its manager, for each request and step, which blocks are needed no more, and how many pages a request needs.
+vLLM asks its manager, for each request and step, which blocks are no longer needed, and how many pages a request needs.
 SparseScheduler answers; what is here puts vLLM's null block in place of pages. A request that is no sparse one is managed
 as any other.
 """
@@ -56,7 +56,7 @@ class SparseManager(FullAttentionManager):
         return n - self._holes(request_id, len(new_computed_blocks), total_computed_tokens - num_local_computed_tokens)
 
     def _holes(self, request_id: str, local: int, external_tokens: int) -> int:
-        """Of so many tokens that will be loaded, after `local` blocks that have pages: the blocks that need none."""
+        """How many blocks need no pages, if so many tokens will be loaded after `local` blocks that have pages."""
         return max(0, self._scheduler.needs_no_pages(request_id, local, external_tokens) - local)
 
     def allocate_external_computed_blocks(

@@ -45,7 +45,7 @@ def worker_of(kv_cache: Any) -> Optional[tuple[SparseWorker, int]]:
 
 
 def summary_by(rules: Rules, kv_cache_config: Any) -> Summary:
-    """Of K alone, in float32, one layer of a block."""
+    """The summary of K alone, in float32, of one layer of a block."""
     of = heads_of(kv_cache_config, "sparse")
     return Policy(rules.policy).summary(Shape("f32", of.tokens, of.heads, of.dim))
 
@@ -61,7 +61,7 @@ class _Request:
     #: The step's tokens.
     first: int = 0
     end: int = 0
-    #: Of its candidates, those that were whole before the step. The summaries of others come layer by layer, and count when
+    #: The number of its candidates that were complete before the step. The summaries of others come layer by layer, and count when
     #: the scheduler goes on with the request: then no rank has spoiled the step that made them.
     whole: int = 0
 
@@ -103,10 +103,10 @@ class SparseWorker:
         self._entries = _tensor(self.decoder.pool.buffer, self._caches[0])
         self.decoder.keys_in = lambda data: self._keys_in(self._block(data))
         self._requests: dict[str, _Request] = {}
-        #: Of this step, by the page of its last token, which no other request has.
+        #: This step's requests, by the page of its last token, which no other request has.
         self._step: dict[int, _Request] = {}
         self._rows_of: tuple[Any, Optional[list[Row]]] = (None, None)
-        #: Of this step: layer, request and position.
+        #: This step's choices, by layer, request and position.
         self._chosen: dict[tuple[int, str, int], list[list[int]]] = {}
         self.kept: dict[str, int] = {}
         self.spoiled: dict[str, int] = {}
@@ -115,7 +115,7 @@ class SparseWorker:
 
     @property
     def lost(self) -> frozenset[str]:
-        """Of the spoiled ones, those that must be preempted."""
+        """The spoiled ones that must be preempted."""
         return frozenset(self.spoiled)
 
     @property
@@ -209,7 +209,7 @@ class SparseWorker:
         return self._rows_of[1]
 
     def has_pages(self, row: Row) -> bool:
-        """Of all that its dense tokens attend."""
+        """Whether all blocks that its dense tokens attend have pages."""
         return row.of is None or all(row.of.pages[: -(-row.dense_end // self.rules.block_tokens)])
 
     def gathered(self, layer: int, row: Row) -> Any:

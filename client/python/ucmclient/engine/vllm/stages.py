@@ -106,7 +106,7 @@ def _joined(mine: Layout, ranks: Ranks, number: int, stages: Sequence[Stage]) ->
 
 
 def _engines(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of all stages: where they agree what they say, else all of it."""
+    """The engine names of all stages: one value if they agree, else all values."""
     out: dict[str, Any] = {}
     for name in sorted({name for stage in stages for name in stage}):
         said = [stage.get(name) for stage in stages]

@@ -32,7 +32,7 @@ COUNTED = {
 
 @dataclass
 class Counts:
-    """Of a worker's half, since they were taken last."""
+    """Counts of a worker's half since they were last taken."""
 
     values: dict[str, float] = field(default_factory=dict)
 

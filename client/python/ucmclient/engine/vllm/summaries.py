@@ -31,7 +31,7 @@ class SummarySettings:
 
     @classmethod
     def parse(cls, value: Any) -> Optional["SummarySettings"]:
-        """Of a method's name, or an object with `method` and its parameters. None: no summaries."""
+        """Parses a method's name, or an object with `method` and its parameters. None: no summaries."""
         if value == "none":
             return None
         given = dict(value) if isinstance(value, dict) else {"method": value}
@@ -126,8 +126,8 @@ def _places(axes: Axes, tensor: Any, of: Heads, fragments: Sequence[Fragment]) -
 
 
 def _place(axes: Axes, tensor: Any, fragments: Sequence[Fragment], first: int) -> Optional[_Place]:
-    """Of rows that begin with element `first` of a block. Every row is looked at: it must be where the strides say, in one
-    piece."""
+    """The place of rows that begin with element `first` of a block. Checks that every row is where the strides say, and
+    contiguous."""
     size, tokens = tensor.element_size(), axes.tokens * axes.kernel
 
     def at(token: int, head: int) -> int:

@@ -28,7 +28,7 @@ from .identity import EngineIdentity
 logger = logging.getLogger("ucmclient.engine.vllm")
 #: Beyond a transfer's deadline, in seconds, for what waits before it.
 _PATIENCE = 60.0
-#: Of a chunk, in bytes: what the daemon takes as one layer.
+#: Bytes of a chunk: what the daemon takes as one layer.
 _LARGEST = 256 << 20
 
 
@@ -104,7 +104,7 @@ class UcmTier(SecondaryTierManager):
         self._end(verb, number, keys, good, time.monotonic() - begin)
 
     def _end(self, verb: str, number: int, keys: list[bytes], good: list[bool], seconds: float) -> None:
-        """Of a load, also which chunks came; those that did not are no hits any more."""
+        """Ends a transfer; of a load it also notes which chunks came: the others are no longer hits."""
         came = [key for key, one in zip(keys, good) if one]
         failed = [key for key, one in zip(keys, good) if not one] if verb == "load" else []
         result = JobResult(number, all(good), came if failed and came else None, seconds, good.count(True) * self.block_size_bytes)

@@ -70,7 +70,7 @@ class Request:
     failed: bool = False
     #: How long to wait for blocks that a prefill instance hands over.
     wait_until: float = 0.0
-    #: The daemon was told of its lookup, which the lookup table answered.
+    #: Its lookup, which the lookup table answered, was reported to the daemon.
     told: bool = False
 
     @property

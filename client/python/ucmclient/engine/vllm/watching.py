@@ -30,7 +30,7 @@ _HARMLESS = frozenset((
 
 
 class _Seen:
-    """Of this process: how often weights changed for certain, and how often something else was done that may have changed them."""
+    """How often this process's weights changed for certain, and how often something was done that may have changed them."""
 
     changes = doubts = 0
 

@@ -74,7 +74,7 @@ class _Load:
     began: float = field(default_factory=time.monotonic)
     #: The load must not be reported before this time.
     not_before: float = 0.0
-    #: Of a load that ranks share out.
+    #: For a load that ranks share out.
     number: int = 0
 
 
