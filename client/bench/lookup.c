@@ -125,7 +125,7 @@ struct lookup_table {
     uint8_t *absent; /* keys that nobody stored */
 };
 
-/* The daemon fills the table meanwhile. Without one (an older daemon) there is nothing to measure. */
+/* Waits until the daemon has filled the table. Without a table there is nothing to measure. */
 static int lookup_table_open(struct lookups *l, struct lookup_table *h, uint32_t n_many)
 {
     struct ucm_lookup_table_hits in_table;

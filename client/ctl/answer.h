@@ -52,11 +52,9 @@ const char *answer_text(const msgpack_object *map, const char *field, char *buf,
  * that it is on its way to. */
 static inline uint64_t dram_bytes(uint64_t total, uint64_t configured)
 {
-    return total < configured ? configured
-                              : total; /* an older daemon may not say what is configured */
+    return total < configured ? configured : total; /* configured is 0 if the answer lacks it */
 }
-/* A result of `stats`, as exposition_write takes it. What this version does not know is left out, and what
- * an older daemon does not say is 0. */
+/* A result of `stats`, as exposition_write takes it. Skips unknown fields; missing ones are 0. */
 struct exposition;
 void answer_exposition(const msgpack_object *stats, struct exposition *x);
 /* The object itself as text, by the same rules. */

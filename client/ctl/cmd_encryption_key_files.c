@@ -26,7 +26,8 @@ struct found {
     unsigned n;
     struct encrypted plaintext, others; /* encrypted by none; by keys beyond KEYS_MAX */
     uint64_t damaged, unread;           /* files */
-    uint64_t passed_over; /* buckets: whoever may write to the root puts there what he likes */
+    uint64_t
+        passed_over; /* buckets: any process that may write to the root can put anything there */
 };
 
 static struct encrypted *key_of(struct found *f, const uint8_t *id)

@@ -371,8 +371,7 @@ UCM_API void ucm_ring_free(struct ucm_ring_registration *ring);
  * "cmpl-7f3a-0". Until the next call, this thread's lookups, loads, dumps and prefetches carry it, on
  * every client, and `ucmctl trace` shows them under it; it changes nothing else. The library copies
  * at most the first 64 bytes, and whole characters. NULL and "": none. -UCM_EINVALID: no UTF-8, or
- * control characters; then there is none. A daemon that speaks version 1 of the protocol does not
- * get the id. */
+ * control characters; then there is none. */
 UCM_API int ucm_set_request_id(const char *id);
 
 /* ---- lookup ---- */

@@ -89,7 +89,7 @@ static void deliver(struct ucm_client *c, struct proto_envelope *env, struct cli
                                                            : proto_methods[call->method].name.p);
     } else if (env->error.code) {
         call->error = env->error;
-        /* A newer daemon may have codes that enum ucm_status lacks. */
+        /* A code that enum ucm_status lacks is an internal error. */
         r = env->error.code <= UCM_EINTERNAL ? -env->error.code : -UCM_EINTERNAL;
     } else {
         call->answer = env;

@@ -7,7 +7,7 @@
  * the numbers.
  *
  * Block metadata (a block's parent and tokens) comes from engines, before the block or after it. It
- * stays while the block is found somewhere; where memory ends the oldest of the tenant goes first.
+ * stays while the block is in some tier. If memory runs out, the tenant's oldest goes first.
  *
  * All of it together takes `memory` bytes at most, shared by tenants by the rule of limit.h.
  * Thread: the event loop only. */

@@ -1,5 +1,5 @@
 /* A staging ring's registration lives and dies with one connection. Its shared memory never serves
- * another one, so an order that an old daemon still writes there reaches nobody. */
+ * another one, so an order that a previous daemon still writes there has no effect. */
 #include "proto/memory/staging.h"
 #include "client/lib/internal.h"
 

@@ -115,7 +115,7 @@ class ServerInfo:
 
 @dataclass(frozen=True)
 class PrefixHits:
-    """`blocks`: how many from the first key on are cached. Of these, `in_dram` lie wholly in DRAM, and `shared` must be
+    """`blocks`: how many from the first key on are cached. `in_dram` of them are wholly in DRAM, and `shared` must be
     read from the shared tier (0 unless tell_shared). `lease`: 0 for none. `pending`: with WaitMode.LATER, the shared tier is being asked
     for more."""
 

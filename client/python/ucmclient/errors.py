@@ -32,7 +32,7 @@ class Status(enum.IntEnum):
 
 
 class UcmError(Exception):
-    """A call failed. `status` is a Status (an int if the library is newer); str() is the sentence."""
+    """A call failed. `status` is a Status (an int if it has no name here); str() is the sentence."""
 
     def __init__(self, code: int, message: str):
         super().__init__(message)

@@ -1,5 +1,5 @@
-/* The client library's half of lookup tables, alongside a daemon that is old, slow, wrong or hostile. What it hands out is memory that
- * the test writes. */
+/* The client library's half of lookup tables, alongside a daemon that is slow, wrong or hostile.
+ * What it hands out is memory that the test writes. */
 /* Sanitizers: thread */
 #include "proto/memory/lookup_table.h"
 #include "tests/unit/client/client_rig.h"

@@ -370,7 +370,7 @@ Test(client_staging, the_next_connection_gets_another)
     cr_assert_neq(at, memory);
     cr_assert_eq(atomic_load(&at->words.generation), 2);
     cr_assert_eq(atomic_load(&at->words.dead), 0);
-    /* What an old daemon still does in the old one. */
+    /* What the previous daemon still does in the old ring. */
     ucm_staging_post(rig.fake.rings.maps[0], 0, ucm_staging_tag(1, 9));
     atomic_store(&rig.fake.rings.maps[0]->words.dead, 1);
     cr_assert_eq(atomic_load(&at->words.entries[0].state), 0);
