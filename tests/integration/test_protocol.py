@@ -373,14 +373,14 @@ class Requests(Case):
         for good in ({"blocks": 128}, {"handle": {"offset": 4096, "bytes": size - 4096}}, {"handle": {"bytes": 131072}},
                      {"fds": [fd, fd], "handles": [{"kind": 0, "bytes": size, "fd": 1}, {"kind": 0, "bytes": size}],
                       "planes": [one, dict(two, handle=1)]},
-                     {"planes": [one]}, {"planes": [dict(one, fragment=1), dict(one, offset=1, fragment=4095), two]}):
+                     {"planes": [one]}, {"planes": [dict(one, block_bytes=1), dict(one, offset=1, block_bytes=4095), two]}):
             client.call("region.unregister", region=register(**good))
         handle = {"kind": 0, "bytes": size}
         for wrong in ({"part": 1}, {"blocks": 129}, {"fds": []}, {"handles": [handle, handle]},
                       {"handle": {"offset": 1}}, {"handle": {"bytes": size + 1}}, {"handle": {"fd": 1}},
                       {"handle": {"kind": 2}}):
             self.refused(INVALID, register, **wrong)
-        for planes in ([two, one], [one, dict(one, offset=4095, layer=1)], [dict(one, fragment=4095), two],
+        for planes in ([two, one], [one, dict(one, offset=4095, layer=1)], [dict(one, block_bytes=4095), two],
                        [dict(one, stride=4095), dict(two, offset=1 << 19)], [one, dict(two, handle=1)],
                        [one, two, dict(two, layer=2, offset=1 << 19)], [one, dict(two, offset=size - 4095)],
                        [one, dict(two, offset=(1 << 63) - 4096)], [dict(one, stride=1 << 62), two]):  # these wrap round

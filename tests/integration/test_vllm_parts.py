@@ -423,7 +423,7 @@ class CopyAgents(unittest.TestCase):
     def test_auto(self):
         missing = ucmclient.CopyAgentMissing("tried libucmclient_cuda.so.0: no such file")
         for more, used, words in (({}, True, "4 KiB"), ({"fragment": (512 << 10) - 1}, True, "small fragments"),
-                                  ({"chunk": 512 << 10}, False, "512 KiB"), ({"on_gpu": False}, False, "GPU"),
+                                  ({"fragment": 512 << 10}, False, "512 KiB"), ({"on_gpu": False}, False, "GPU"),
                                   ({"missing": missing}, False, "no such file"),
                                   ({"store": False}, True, "small fragments"),
                                   ({"layerwise": True, "async_load": False}, True, "small fragments"),

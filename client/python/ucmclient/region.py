@@ -203,7 +203,7 @@ class Region(_Handle):
         position, new position, old length, new length); the lengths, of dynamic scaling, may be left out."""
         fields: dict[str, Any] = {"layer": layer, "n_layers": layers, "priority": priority, "lease": lease, "progress_interval": progress_interval}
         if shifts is not None:
-            packed, n = uint32s([number for run in turns for number in (*run, 0, 0)[:5]])
+            packed, n = uint32s([number for run in shifts for number in (*run, 0, 0)[:5]])
             fields.update(shifts=packed.address, n_shifts=n // 5)
         return transfer(lib.ucm_load, self, self.ns, keys, blocks, timeout, deadline, **fields)
 

@@ -149,7 +149,7 @@ class Decoder(GpuDecoder):
         for i, layer in enumerate(self.summarised):
             self.summaries[layer] = self._summaries[i]
 
-    def _of_host(self, ns, tensor, planes, blocks, pool, part, timeout):
+    def _of_host(self, ns, tensor, planes, blocks, block_pool, part, timeout):
         memory = self._shared[tensor.data_ptr()].memory()
         return ns.register([memory], planes, blocks=blocks, part=part, block_pool=block_pool, timeout=timeout)
 
