@@ -1,6 +1,5 @@
-/* The bytes of a synthetic block: a function of its key, its part and the offset, so that whoever
- * loads it can tell every byte without having kept it, and a byte of another block, another part or
- * another place shows.
+/* The bytes of a synthetic block: a function of its key, its part and the offset. A reader can
+ * check every byte without a copy, and detects a byte of another block, part or place.
  *
  * Word i (8 bytes, little-endian) of a part is seed + i * an odd constant. Both functions work at
  * the speed of memory. Threads: no state. */

@@ -364,8 +364,9 @@ static void attend_plan(struct decode_plan *p)
         a->pool.k.head_stride = a->pages.k.head_stride = 0;
 }
 
-/* By the sizes of the options, not by those of a launch: a sequence's results don't depend on who is alongside it. For many
- * sequences lists are cut as for CUT_SEQUENCES: small batches of such a handle need the splits, and large ones lose a twentieth. */
+/* By the sizes of the options, not by those of a launch: a sequence's results don't depend on the
+ * others in its batch. For many sequences lists are cut as for CUT_SEQUENCES: small batches of such
+ * a handle need the splits, and large ones lose a twentieth. */
 static int splits_plan(struct decode_plan *p, uint32_t multiprocessors, uint32_t thread_block_bytes)
 {
     const struct ucm_cuda_decode_options *o = &p->options;

@@ -30,7 +30,7 @@ void outlet_close(struct outlet *o);
 /* Numbers a batch, sends it under each of `topics` (separated by commas) and keeps it. Never blocks: a subscriber that does not
  * read loses batches, and sees so by their numbers. -1: no memory. */
 int outlet_send(struct outlet *o, const char *topics, const void *batch, size_t n);
-/* Answers those who missed something. True: somebody has subscribed since the last call. */
+/* Answers replay requests. True: there is a new subscriber since the last call. */
 bool outlet_serve(struct outlet *o);
 
 /* ---- batch.c: events as vLLM packs them ---- */

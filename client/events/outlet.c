@@ -50,7 +50,8 @@ static void kept_unref_cb(void *bytes, void *batch)
         free(k);
 }
 
-/* Above all numbers of a publisher that ran before: one who has read those sees a gap, and asks for what it missed. */
+/* Above all numbers of a publisher that ran before: a reader of those detects a gap, and asks for
+ * what it missed. */
 static uint64_t number_first(void)
 {
     struct timespec t;

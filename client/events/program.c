@@ -34,7 +34,7 @@ static const struct program_command commands[] = {
      "Routers that read those, such as llm-d and Dynamo, can read these. It publishes all blocks\n"
      "when it starts, when somebody subscribes, and after a gap. The daemon must have\n"
      "events.memory set.\n\n"
-     "There is no password: anybody who reaches the endpoint reads tokens of prompts.\n\n"
+     "There is no password: every client that reaches the endpoint can read tokens of prompts.\n\n"
      "Examples:\n"
      "  ucmevents publish --endpoint tcp://10.0.0.5:5557 --topic 'kv@10.0.0.5@{model}'\n"
      "  ucmevents publish --tenant team-a --format array\n",

@@ -228,8 +228,8 @@ enum ucm_memory_kind {
     UCM_MEMORY_CUDA_FD = 2,  /* from cuMemExportToShareableHandle, for VMM memory */
 };
 
-/* Shows that memory which a CUDA IPC handle names is this process's. Handles can be guessed, so ucmd takes one only from
- * who can write where it leads.
+/* Proves that the memory of a CUDA IPC handle is this process's. Handles can be guessed, so ucmd
+ * accepts one only from a client that can write to its memory.
  *
  * nonce not NULL: keep the 16 bytes from byte `offset` of the allocation on, write the 16 bytes of nonce over them, with
  * this process's own CUDA context, and return 0 when they are in GPU memory. Anything else than 0: nothing was written, and

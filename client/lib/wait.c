@@ -1,4 +1,4 @@
-/* Time, sleeping on the client's lock, and waking who polls ucm_fd. */
+/* Time, sleeping on the client's lock, and waking programs that poll ucm_fd. */
 #include "client/lib/internal.h"
 
 #include <errno.h>

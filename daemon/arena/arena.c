@@ -179,7 +179,8 @@ slot_ref arena_slot_hand_out(struct arena *a, struct slab *e, uint64_t bytes, ui
     char *p = e->base + slot * e->slot_bytes;
 
     poison(p, e->slot_bytes, e->slot_bytes);
-    memset(p + bytes, 0, padding); /* it goes to a disk with the slot, whoever had that before */
+    memset(p + bytes, 0,
+           padding); /* it is written to disk with the slot, and had another owner's bytes */
     poison(p, e->slot_bytes, bytes);
 
     if (!fresh)

@@ -12,7 +12,7 @@
  *   slot is handed out.
  * - Slot memory does not move and is not unmapped before arena_free.
  * - Capacity is exact: bytes used are the sum of the padded slots.
- * - AddressSanitizer reports who touches a free slot, or the padding after what was asked for.
+ * - AddressSanitizer reports accesses to a free slot, or to the padding after the requested bytes.
  *
  * Threads: the event loop only. The memory of a slot may be used from any thread. */
 #ifndef UCMD_ARENA_ARENA_H

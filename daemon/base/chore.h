@@ -17,9 +17,9 @@
 struct chore {
     void *ctx;                 /* what its callbacks get */
     bool (*run_cb)(void *ctx); /* true: it stays due */
-    /* Whether it has something to do now; NULL: only who wakes it knows. After an iteration what is
-     * ready is due. In between whoever makes it ready has to wake it: tests look for one that
-     * sleeps (chore_asleep). */
+    /* Whether it has something to do now; NULL: only its callers know, and wake it. After an
+     * iteration a ready chore is due. In between the code that makes it ready has to wake it: tests
+     * look for a ready chore that sleeps (chore_asleep). */
     bool (*ready_cb)(const void *ctx);
     bool due;   /* out: it runs in the next iteration, or runs now */
     bool woken; /* while it runs */

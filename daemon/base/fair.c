@@ -59,7 +59,7 @@ void fair_queue_init(struct fair_queue *q, uint64_t burst)
     q->lanes[0].flow.aside = true;
 }
 
-/* With who's weight from now on. */
+/* The lane of who's tenant, with who's weight from now on. */
 static struct fair_lane *lane_of(struct fair_queue *q, const struct fair_who *who)
 {
     struct fair_lane *lane =

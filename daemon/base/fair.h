@@ -63,7 +63,7 @@ struct fair_flow {
     uint64_t rest;  /* bytes that `start` does not count yet: less than its weight */
     uint64_t burst; /* bytes that it may still have at once */
     uint64_t came;  /* when its burst began: its place among the bursts */
-    uint64_t bytes; /* all that it has had */
+    uint64_t bytes; /* all bytes that it got */
     double settled; /* fair.turn when the caller was last told what was due to it */
     double owed; /* bytes that were due to it and not reported, since its requests were withdrawn */
 };
@@ -101,7 +101,7 @@ bool fair_contended(const struct fair *f, uint64_t window);
 /* The weight of the daemon's own work, and of tenants without a setting. */
 #define FAIR_WEIGHT 100u
 
-/* For whom something is done. All zero: for the daemon itself. */
+/* The tenant that work is done for. All zero: the daemon itself. */
 struct fair_who {
     uint32_t tenant, weight;
 };

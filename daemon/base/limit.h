@@ -63,7 +63,7 @@ enum limit {
 };
 
 struct limits;
-/* One who has something: a uid of a tenant, a tenant, or all of them. */
+/* An owner of counted things: a uid of a tenant, a tenant, or all of them. */
 struct limit_owner;
 
 struct limits *limits_new(void);    /* NULL: no memory */

@@ -1,5 +1,5 @@
-/* Memory that nobody may touch, for AddressSanitizer: it reports who does. Other builds have
- * nothing of this.
+/* Marks memory as untouchable for AddressSanitizer, which then reports accesses. In other builds it
+ * does nothing.
  *
  * The kernel's own reads and writes are not seen. A call such as pwritev(2) is. */
 #ifndef UCMD_BASE_POISON_H

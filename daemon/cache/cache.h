@@ -217,8 +217,8 @@ void cache_put(struct cache *c, block_ref ref, uint32_t part);
 /* The same for one of several, after which the caller calls cache_released. Whoever got the
  * reference in this same callback need not: nothing became free that was not before. */
 void cache_unref(struct cache *c, block_ref ref, uint32_t part);
-/* Something was released. In the next iteration of the event loop those who wait for space try
- * again, and writes begin. */
+/* Something was released. In the next iteration of the event loop waiters for space try again, and
+ * writes begin. */
 void cache_released(struct cache *c);
 /* A prefetch brought a part of the block into DRAM, whose use, or eviction before one, is
  * counted. */
@@ -296,7 +296,7 @@ enum wait_for {
     WAIT_PRESSURE, /* the end of cache_back_pressure */
     WAITS,
 };
-/* One who waits to try again. retry_cb runs once. */
+/* A waiter that will try again. retry_cb runs once. */
 struct cache_retry {
     struct list link;
     void (*retry_cb)(struct cache_retry *r);

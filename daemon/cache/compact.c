@@ -176,7 +176,7 @@ static void alarm_cb(struct deadline *d)
     if (c->compact.slab > 0)
         cache_wake(c, CHORE_COMPACT);
     else if (c->compact.vain != c->releases)
-        cache_released(c); /* the pause is over: those who wait try again */
+        cache_released(c); /* the pause is over: waiters try again */
 }
 
 static void alarm_set(struct cache *c, uint64_t at_ms)
@@ -244,7 +244,7 @@ static void end(struct cache *c, bool in_vain)
         c->compact.pause_ms = PAUSE_MAX_MS;
     c->compact.vain = c->releases;
     c->compact.again_ms = uv_now(c->config.loop) + c->compact.pause_ms;
-    alarm_set(c, c->compact.again_ms); /* those who wait try again then */
+    alarm_set(c, c->compact.again_ms); /* waiters try again then */
 }
 
 /* True: there is more for the next iteration of the event loop. Else the end of a copy, or of what

@@ -154,8 +154,8 @@ static inline void cache_wake(struct cache *c, enum cache_chore chore)
 {
     chore_wake(&c->chore[chore]);
 }
-/* Less is under way, and nothing was released: if nothing is left, who waits for a release has to
- * know. */
+/* Less is under way, and nothing was released: if nothing is left, waiters for a release must
+ * fail. */
 void cache_less_under_way(struct cache *c);
 /* Waiters for write-back may continue. */
 void cache_less_dirty(struct cache *c);

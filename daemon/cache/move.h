@@ -26,7 +26,7 @@ struct cache_copier {
 /* copy: always begins, and does not block. Without it (NULL) parts in DRAM stay where they are. */
 void cache_copier_attach(struct cache *c, void (*copy)(void *ctx, struct cache_copy *k), void *ctx);
 
-/* Embedded in who moves the part. */
+/* Embedded in the mover of the part. */
 struct cache_move {
     struct cache *cache;
     block_ref ref;

@@ -24,8 +24,8 @@ struct part_op {
     struct cache *cache;
     block_ref ref;
     uint32_t part;
-    /* Those for whom it is: cache_wait.link of a read, cache_durable.link of a write to NVMe or a
-     * sync, cache_check.link. */
+    /* Its waiters: cache_wait.link of a read, cache_durable.link of a write to NVMe or a sync,
+     * cache_check.link. */
     struct list waiters;
     slot_ref slot;     /* of a read or check: its target */
     uint64_t begun_ns; /* when it was submitted to NVMe */

@@ -1,5 +1,5 @@
 /* Reading parts from NVMe or the shared tier into the slots that copies read from; one read serves
- * all who ask for the part. */
+ * all requests for the part. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 

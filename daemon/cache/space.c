@@ -246,8 +246,8 @@ static block_ref victim_find(struct space_search *s)
 
 /* ---- evicting ---- */
 
-/* The search has looked at as many blocks as it may in one iteration of the event loop: those who
- * wait for space try again in the next. */
+/* The search has looked at as many blocks as it may in one iteration of the event loop: waiters for
+ * space try again in the next. */
 static void search_later(struct cache *c)
 {
     c->space.searching = true;
@@ -315,8 +315,8 @@ static bool slab_evict(struct space_search *s)
     return true;
 }
 
-/* Nothing else gives a slot of that size: a slab may be emptied for it (compact.c). Then who
- * waits for space will be told. */
+/* No other slot of that size is available: a slab may be emptied for it (compact.c). Waiters for
+ * space are notified then. */
 static void compact_for(struct cache *c, uint64_t slot_bytes)
 {
     if (c->compact.slot_bytes > 0) {

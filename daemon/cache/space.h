@@ -171,7 +171,7 @@ void cache_compact_disarm(struct cache *c); /* its alarm */
 /* What the tenant holds of ordinary DRAM, or may, has changed: of one that has, or may get, a group
  * in the policy. */
 void cache_quota_update(struct cache *c, struct tenant *t);
-/* Its blocks stay in DRAM whoever else wants the space. */
+/* Its blocks stay in DRAM even if others want the space. */
 bool cache_quota_keeps(const struct tenant *t);
 /* Its blocks stay on NVMe. */
 bool cache_quota_keeps_below(const struct tenant *t);

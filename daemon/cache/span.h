@@ -1,4 +1,4 @@
-/* Spans (base/span.h): what names bytes in slots, for all who touch them. The functions return 0,
+/* Spans (base/span.h) name bytes in slots, for all code that touches them. The functions return 0,
  * or -EINVAL: the range is not the part's, its bytes don't lie in the slot, or the caller has no
  * right to them. That is a mistake of the daemon; it is counted (span_refused) and logged, and *out
  * is left alone.

@@ -27,9 +27,10 @@
 #define BUSY_PROBE_SLOW_NS 60000ull
 #define BUSY_PROBES_LATE 4u
 #define BUSY_PROBE_LATE_NS 25000ull
-/* A kernel that waits longer waits for a whole turn, 2 ms, of others who always have a kernel
- * ready, and shows them by itself. Among kernels of 50 us, each awaited by its host, one takes 0.2
- * to 0.35 ms; so may the first after a copy agent's, as the GPU has to change contexts. */
+/* A kernel that waits longer waits for a whole time slice, 2 ms, of processes that always have a
+ * kernel ready; its own wait reveals them. Among kernels of 50 us, each awaited by its host, one
+ * takes 0.2 to 0.35 ms; so may the first after a copy agent's, as the GPU has to change
+ * contexts. */
 #define BUSY_PROBE_TURN_NS 700000ull
 
 struct busy {

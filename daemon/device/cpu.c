@@ -29,7 +29,7 @@ struct copier {
     pid_t tid;
     uint64_t since_ms; /* when what it does now began; 0: it does nothing */
     uint64_t had_ns;   /* of a processor, then */
-    uint32_t tenant;   /* for whom */
+    uint32_t tenant;   /* of the job */
     bool controls;     /* it opens or closes a region, or did so last */
 };
 
@@ -380,7 +380,7 @@ static void thread_cb(void *arg)
         k->had_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
         k->tenant = job->who.tenant;
         if (++c->working == c->n_copiers && c->n_copiers < c->at_once + CPU_STAND_INS)
-            (void)copier_start(c); /* without it, who waits does so for one of the others */
+            (void)copier_start(c); /* without it, the job waits for another thread */
         if (k->controls)
             run_control(c, job);
         else

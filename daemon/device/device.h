@@ -188,7 +188,7 @@ struct device_job {
     const uint8_t *event; /* dump: 64 bytes of an IPC event handle, or NULL; alive until done */
     uint64_t deadline_ms; /* uv_now() time at which a job fails that has not begun; 0: none, but a
                                dump with an event must have one */
-    struct fair_who who;  /* whose it is: tenants share the bus by their weights */
+    struct fair_who who;  /* its tenant: tenants share the bus by their weights */
     uint8_t priority;     /* 0 to 7, among the tenant's own */
     enum device_beside beside;
     bool straight; /* never through a staging ring */

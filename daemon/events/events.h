@@ -42,8 +42,8 @@ struct tenant_events {
     struct list metadata; /* struct metadata, the oldest first */
 };
 
-/* memory: at least CONFIG_EVENTS_MIN. wake_cb: a tenant for whom somebody waits has an event; it
- * runs inside what changed the block, and once until events_awake. Everything else is borrowed. 0
+/* memory: at least CONFIG_EVENTS_MIN. wake_cb: a tenant with a waiting reader has an event. It runs
+ * inside the call that changed the block, once until events_awake. Everything else is borrowed. 0
  * or -errno. */
 struct events_config {
     uint64_t memory;
@@ -57,8 +57,8 @@ int events_new(const struct events_config *config, struct events **out);
 void events_free(struct events *es); /* NULL-safe; nobody may wait */
 void events_awake(struct events *es);
 
-/* From now on the tenant's events are kept. Takes away those of tenants of whom nobody has asked
- * for an hour, if it must. 0, or -code with *e: BUSY, NO_MEMORY. */
+/* Keeps the tenant's events from now on. If need be, drops those of tenants without a reader for an
+ * hour. 0, or -code with *e: BUSY, NO_MEMORY. */
 int events_open(struct events *es, const char *tenant, uint64_t now_ms, struct tenant_events **out,
                 struct ucm_error *e);
 

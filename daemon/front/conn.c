@@ -252,8 +252,8 @@ int conn_new(struct front *f, int fd, const struct peer *from, struct conn **out
 
 /* ---- the front, whose memory goes with the last of its handles ---- */
 
-/* Peers whom nobody has accepted may have sent descriptors, too. systemd's socket may be an older
- * daemon's next. */
+/* Peers that were not accepted may have sent descriptors, too. systemd's socket may serve another
+ * daemon next. */
 void front_release(struct front *f)
 {
     if (f->socket.fd >= 0 && !f->socket.owns_path)

@@ -1,9 +1,9 @@
 /* Peers: a process's tenant, whether it is an operator, and whether it is stopped.
  *
  * An operator is root, has the daemon's own uid, or is one of `admins`, and runs in the daemon's
- * user namespace: a uid of another one only looks like it. In another PID namespace, which is a
- * container whose root is the host's, it is one only if `container_admins` says so. One of whom
- * that is not known is none.
+ * user namespace: the same uid in another one is a different user. In another PID namespace (a
+ * container whose root is the host's) it is an operator only if `container_admins` says so. A peer
+ * whose place is unknown is not an operator.
  *
  * The tenant is that of the longest `cgroup:` member that the peer's cgroup lies in, or else of the
  * first that lists its uid or primary gid: root in a container may take any uid, but can't leave

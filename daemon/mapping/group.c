@@ -170,7 +170,7 @@ slot_ref grant_group_next(struct arena *a, struct arena_group *g, uint64_t bytes
 {
     uint64_t slot_bytes = arena_padded(bytes);
 
-    /* Once more than there are, as the hand may stand amid its slab. */
+    /* Once more than there are, as the hand may stand in the middle of its slab. */
     for (uint32_t looks = 0; looks <= g->granted; looks++) {
         struct mapping *w = g->hand ? g->hand : mapping_behind(g, NULL);
         struct slab *e;

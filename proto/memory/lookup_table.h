@@ -5,7 +5,7 @@
  * A bucket is a cache line: how far after it entries lie that belong into it, and 7 entries, each
  * one atomic word. A key's entry is in its own bucket or, if that was full, in one of the 15 after
  * it: so many that a table of 100 million entries has room for each until 3 of 5 are taken. It
- * never moves, and changes by single stores. So at every moment, also when the daemon dies amid a
+ * never moves, and changes by single stores. So at every moment, also when the daemon dies during a
  * change, a reader finds each entry that stays, and no half of one. What a reader
  * concludes is advisory all the same: the block may be evicted at the next moment.
  *

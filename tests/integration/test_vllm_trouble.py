@@ -150,7 +150,7 @@ class Trouble(Case):
         self.assertIn("steps", late)
 
     def test_a_step_waits_for_a_daemon_that_is_stopped(self):
-        """Until it runs again it may be amid a copy into blocks that the step computes."""
+        """Until it runs again it may be in the middle of a copy into blocks that the step computes."""
         a, b, tokens, order = self.engine(), self.engine(async_load=False, transfer_deadline=1.0), prompt(57, 150), []
         self.check(a, Request("cold", tokens))
         load, drop, give_up, pid = Region.load, link_module.Link._drop, WorkerHalf._give_up, self.daemon.process.pid

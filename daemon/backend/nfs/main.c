@@ -1,6 +1,7 @@
 /* ucmd-backend-nfs nfs://SERVER[:PORT]/EXPORT[?OPTIONS] [UID GID]: keeps blocks on an NFS server,
- * by libnfs. The daemon starts it for a root nfs://; see docs/shared-tier.md. UID and GID are
- * whom the server takes us for where the target does not say it; without them it is who we are. */
+ * by libnfs. The daemon starts it for a root nfs://; see docs/shared-tier.md. UID and GID are the
+ * identity that the server sees, unless the target names one; without them it is the process's
+ * own. */
 #include "daemon/backend/nfs/nfs.h"
 
 #include <errno.h>

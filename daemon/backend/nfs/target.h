@@ -3,7 +3,7 @@
  * Options, each at most once:
  * - version: 3
  * - nfsport, mountport: 1 to 65535
- * - uid, gid: whom the server takes us for
+ * - uid, gid: the identity that the server sees
  *
  * Pure functions, any thread. */
 #ifndef UCM_BACKEND_NFS_TARGET_H

@@ -112,7 +112,7 @@ def _layout(shape: Shape, tokens: int, kv_heads: int, head_dim: int, dtype: int)
 
 
 class Steps(_OnGpu):
-    """A pool of entries, who lies in which of them, and the launches of steps over it.
+    """A pool of entries, their blocks, and the launches of steps over it.
 
     pool: a contiguous tensor on the GPU, of bytes_of() so many entries. shape: of one layer of a block in the daemon, with
     layer_bytes from one layer to the next; page_shape: of one of the engine's pages, the same if None. numbers: those of blocks are

@@ -144,7 +144,7 @@ class _Group:
 
 @dataclass
 class Plan:
-    """What plan() made of addresses. Runs: a layer, who has the region (None: memory goes through `_staging`), which of the keys, and their
+    """plan()'s result for addresses. Runs: a layer, the owner of the region (None: memory goes through `_staging`), which of the keys, and their
     blocks, or addresses."""
 
     n: int

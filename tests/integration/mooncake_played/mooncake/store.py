@@ -3,7 +3,7 @@
 What real clients of version 0.3.13 were seen to do, this does: a put of what is there is told as done and changes nothing, a put of no
 bytes stores nothing, removing what has a lease wants `force`. Files in the directory do harm to keys PREFIX/...: `away-PREFIX` is a master that
 can't be reached, `throws-PREFIX` makes calls throw, `full-PREFIX` a store without room, `half-PREFIX` one where another's put is never done, and `lease-PREFIX`, which goes by that,
-a lease that ends amid a read.
+a lease that ends during a read.
 """
 
 import ctypes

@@ -239,7 +239,7 @@ class Link:
 
     def cut(self, wait: float = 0.0) -> None:
         """Ends the connection, and with it everything the daemon does for it; the thread then makes a new one. wait: seconds, at most, for the daemon
-        to answer another connection, or to be gone: one that was stopped amid a copy goes on with that piece of it when it runs again."""
+        to answer another connection, or to be gone: one that was stopped during a copy continues that piece when it runs again."""
         self._drop()
         self._look_for_it()
         until, patience = time.monotonic() + wait, _PROBE[0]
