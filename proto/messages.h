@@ -45,8 +45,8 @@
 #define UCM_KEYS_BYTES ((uint64_t)UCM_MAX_KEYS * UCM_MAX_KEY_BYTES)
 #define UCM_BLOCKS_BYTES ((uint64_t)UCM_MAX_KEYS * 4)
 #define UCM_U32 UINT32_MAX
-#define UCM_DEADLINE_MS 3600000 /* an hour */
-#define UCM_TRACE_MS 86400000   /* a day */
+#define UCM_TIMEOUT_MS 3600000 /* an hour */
+#define UCM_TRACE_MS 86400000  /* a day */
 
 /* ---- parts of messages ---- */
 
@@ -113,7 +113,7 @@ enum ucm_handle_kind {
  * max_regions: regions of this connection.
  * max_leases: leases of this connection.
  * max_lease_ms: longer leases are cut to this.
- * max_deadline_ms: a longer `deadline_ms` is refused. */
+ * max_timeout_ms: a longer `timeout_ms` is refused. */
 #define UCM_MSG_HELLO_R(F, m)                                                                      \
     F(m, u64, version, REQ, 1, UCM_U32)                                                            \
     F(m, str, server, REQ, 1, UCM_MAX_NAME_BYTES)                                                  \
@@ -126,7 +126,7 @@ enum ucm_handle_kind {
     F(m, u64, max_regions, REQ, 1, UCM_U32)                                                        \
     F(m, u64, max_leases, REQ, 1, UCM_U32)                                                         \
     F(m, u64, max_lease_ms, REQ, 1, UCM_U32)                                                       \
-    F(m, u64, max_deadline_ms, REQ, 1, UCM_U32)
+    F(m, u64, max_timeout_ms, REQ, 1, UCM_U32)
 
 /* Method namespace.open. Opens a namespace for this connection and answers its number. At a limit,
  * it replaces the least recently used namespace that is not open and holds no blocks.
@@ -289,8 +289,8 @@ enum ucm_handle_kind {
  * per_key: look at each key by itself.
  * lease_ms: take a lease for so long; 0: none.
  * shared: tell apart what must be read from the shared tier.
- * wait_ms: for the shared tier, at most; 0: `shared.lookup_deadline`, with `wait_mode` 1
- *   `shared.deadline`.
+ * wait_ms: for the shared tier, at most; 0: `shared.lookup_timeout`, with `wait_mode` 1
+ *   `shared.timeout`.
  * request: the engine's id of its request, for `trace`.
  * wait_mode: enum ucm_lookup_wait_mode. */
 #define UCM_MSG_LOOKUP(F, m)                                                                       \
@@ -299,7 +299,7 @@ enum ucm_handle_kind {
     F(m, flag, per_key, OPT, 0, 0)                                                                 \
     F(m, u64, lease_ms, OPT, 0, UCM_U32)                                                           \
     F(m, flag, shared, OPT, 0, 0)                                                                  \
-    F(m, u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)                                                    \
+    F(m, u64, wait_ms, OPT, 0, UCM_TIMEOUT_MS)                                                     \
     F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                              \
     F(m, u64, wait_mode, OPT, 0, UCM_LOOKUP_HERE)
 
@@ -327,7 +327,7 @@ enum ucm_handle_kind {
  * layer: first layer.
  * layers: how many layers; 0: all from `layer` on.
  * priority: higher first.
- * deadline_ms: timeout, from when the daemon reads the request; 0: the daemon's default (30 s).
+ * timeout_ms: timeout, from when the daemon reads the request; 0: the daemon's default (30 s).
  * progress_interval: send `progress` after every `step` layers; 0: never.
  * request: the engine's id of its request, for `trace`.
  * gpu_busy: the worker's GPU computes meanwhile: its copies leave gaps, for 0.3 s or until the
@@ -339,7 +339,7 @@ enum ucm_handle_kind {
     F(m, u64, layer, OPT, 0, UCM_MAX_LAYERS - 1)                                                   \
     F(m, u64, layers, OPT, 0, UCM_MAX_LAYERS)                                                      \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
-    F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                \
+    F(m, u64, timeout_ms, OPT, 0, UCM_TIMEOUT_MS)                                                  \
     F(m, u64, progress_interval, OPT, 0, UCM_MAX_LAYERS)                                           \
     F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                              \
     F(m, flag, gpu_busy, OPT, 0, 0)
@@ -365,7 +365,7 @@ enum ucm_handle_kind {
  * wait_ms: as in `lookup`. */
 #define UCM_MSG_LOAD_PREFIX(F, m)                                                                  \
     UCM_LOADED_FIELDS(F, m)                                                                        \
-    F(m, u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)
+    F(m, u64, wait_ms, OPT, 0, UCM_TIMEOUT_MS)
 
 /* Notification progress of load. So many layers have arrived. One may report several steps; the
  * answer alone reports the last.
@@ -397,7 +397,7 @@ enum ucm_handle_kind {
  * layers: how many layers; 0: all from `layer` on.
  * cuda_event: cuda: the bytes of a `cudaIpcEventHandle_t` to wait for; on `cpu` the status is 7.
  * priority: higher first; at the same one, loads before dumps.
- * deadline_ms: as in `load`.
+ * timeout_ms: as in `load`.
  * durability: enum ucm_durability.
  * request: the engine's id of its request, for `trace`.
  * raw: store in the base of an encoded namespace, raw; elsewhere no effect.
@@ -410,7 +410,7 @@ enum ucm_handle_kind {
     F(m, u64, layers, OPT, 0, UCM_MAX_LAYERS)                                                      \
     F(m, bin, cuda_event, OPT, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                         \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
-    F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                \
+    F(m, u64, timeout_ms, OPT, 0, UCM_TIMEOUT_MS)                                                  \
     F(m, u64, durability, OPT, 0, 2)                                                               \
     F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                              \
     F(m, flag, raw, OPT, 0, 0)                                                                     \
@@ -429,14 +429,14 @@ enum ucm_durability {
  * keys: `key_bytes` each, concatenated.
  * part: 0: all parts; else the part plus 1.
  * priority: higher first.
- * deadline_ms: as in `load`.
+ * timeout_ms: as in `load`.
  * request: the engine's id of its request, for `trace`. */
 #define UCM_MSG_PREFETCH(F, m)                                                                     \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
     F(m, u64, part, OPT, 0, UCM_MAX_PARTS)                                                         \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
-    F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                \
+    F(m, u64, timeout_ms, OPT, 0, UCM_TIMEOUT_MS)                                                  \
     F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)
 
 /* status: one byte a key, in the order of the request: enum ucm_block_status.

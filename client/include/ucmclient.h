@@ -128,7 +128,7 @@ struct ucm_server_info {
     int admin;                                      /* 1: the caller may use operators' calls */
     uint32_t max_keys;                              /* of one request */
     uint32_t max_requests, max_regions, max_leases; /* of one connection, at a time */
-    uint32_t max_lease_ms, max_deadline_ms;         /* longest that may be asked for */
+    uint32_t max_lease_ms, max_timeout_ms;          /* longest that may be asked for */
 };
 UCM_API int ucm_server_info(struct ucm_client *client, struct ucm_server_info *out);
 
@@ -381,8 +381,8 @@ struct ucm_lookup {
     uint32_t n_keys;  /* 1 to ucm_server_info.max_keys */
     /* How long a lease protects the blocks that are found from eviction; 0: no lease. */
     uint32_t lease_ms;
-    /* Longest wait for the shared tier; 0: the daemon's setting (shared.lookup_deadline). Never more than half of
-     * timeout_ms. With UCM_WAIT_MODE_LATER: for how long it is asked, at most; 0: shared.deadline. */
+    /* Longest wait for the shared tier; 0: the daemon's setting (shared.lookup_timeout). Never more than half of
+     * timeout_ms. With UCM_WAIT_MODE_LATER: for how long it is asked, at most; 0: shared.timeout. */
     uint32_t wait_ms;
     /* If not NULL, receives how many hits must be read from the shared tier. found[i] of these is
      * then UCM_FOUND_SHARED instead of UCM_FOUND_NVME. */
@@ -503,14 +503,14 @@ struct ucm_shift {
 enum { UCM_SHIFTS_MAX = 512 };
 
 struct ucm_transfer {
-    const void *keys;       /* n_keys * key_bytes */
-    const uint32_t *blocks; /* n_keys block ids of the region, one a key; prefetch: NULL */
-    uint32_t n_keys;        /* 1 to ucm_server_info.max_keys */
-    uint32_t layer;         /* first layer to load or dump */
-    uint32_t n_layers;      /* how many layers; 0: all from `layer` on */
-    uint32_t priority;      /* 0 to 7; larger goes first */
-    uint32_t deadline_ms;   /* the daemon gives up after so long; 0: its default */
-    uint32_t lease;         /* load: ends with the load, done or refused; 0: none */
+    const void *keys;           /* n_keys * key_bytes */
+    const uint32_t *blocks;     /* n_keys block ids of the region, one a key; prefetch: NULL */
+    uint32_t n_keys;            /* 1 to ucm_server_info.max_keys */
+    uint32_t layer;             /* first layer to load or dump */
+    uint32_t n_layers;          /* how many layers; 0: all from `layer` on */
+    uint32_t priority;          /* 0 to 7; larger goes first */
+    uint32_t daemon_timeout_ms; /* the daemon gives up after so long; 0: its default */
+    uint32_t lease;             /* load: ends with the load, done or refused; 0: none */
     /* Dump from "cuda": the 64 bytes of a cudaIpcEventHandle_t that the worker recorded after its
      * last write to the blocks. Else NULL. The daemon opens it only from a process of its own user,
      * pid namespace and /dev/shm; otherwise the blocks are UCM_BLOCK_IS_DEVICE. */
@@ -560,8 +560,8 @@ struct ucm_gather_spec {
     const struct ucm_gather_item *items;
     /* 1 to UCM_GATHER_ITEMS_MAX, of as many different blocks as a load may have */
     uint32_t n_items;
-    uint32_t priority;    /* 0 to 7; 7 for what a decode step waits for */
-    uint32_t deadline_ms; /* as in ucm_transfer */
+    uint32_t priority;          /* 0 to 7; 7 for what a decode step waits for */
+    uint32_t daemon_timeout_ms; /* as in ucm_transfer */
 };
 
 /* Copies single layers of blocks into entries of a block pool, as ucm_load copies blocks; results are by item. The

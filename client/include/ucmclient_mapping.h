@@ -56,10 +56,10 @@ struct ucm_place {
 
 struct ucm_mapping_ref {
     struct ucm_sequence *sequence;
-    uint32_t first, n;        /* blocks of the sequence */
-    uint32_t priority;        /* of reading them, 0 to 7 */
-    uint32_t deadline_ms;     /* for bringing them; 0: the timeout */
-    struct ucm_place *places; /* receives n */
+    uint32_t first, n;          /* blocks of the sequence */
+    uint32_t priority;          /* of reading them, 0 to 7 */
+    uint32_t daemon_timeout_ms; /* for bringing them; 0: the timeout */
+    struct ucm_place *places;   /* receives n */
 };
 struct ucm_mapping_referenced {
     uint32_t placed; /* of the blocks; the others have UCM_PLACE_NONE */

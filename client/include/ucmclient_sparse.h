@@ -105,7 +105,7 @@ UCM_API int ucm_sparse_summary_open(struct ucm_namespace *base,
                                     int timeout_ms, struct ucm_namespace **out);
 
 /* Has the daemon compute summaries of blocks that are stored already; ns is from
- * ucm_sparse_summary_open, and the transfer's keys, n_keys, part, priority and deadline_ms are as
+ * ucm_sparse_summary_open, and the transfer's keys, n_keys, part, priority and daemon_timeout_ms are as
  * for ucm_prefetch. Result of a block: OK: it was computed; EXISTS: it was there; MISS: the base
  * has no such block; IN_PROGRESS: a worker is storing it. */
 UCM_API int ucm_sparse_summary_build(struct ucm_namespace *ns, const struct ucm_transfer *transfer,
@@ -146,9 +146,9 @@ struct ucm_sequence_keys {
     const void *keys; /* n_keys * key_bytes, from the sequence's end on */
     /* any number; the sequence's blocks stay at most UCM_SEQUENCE_BLOCKS_MAX */
     uint32_t n_keys;
-    uint32_t build;       /* not 0: the daemon computes summaries that are missing */
-    uint32_t priority;    /* of reading summaries and blocks, 0 to 7 */
-    uint32_t deadline_ms; /* for reading and computing; 0: the timeout */
+    uint32_t build;             /* not 0: the daemon computes summaries that are missing */
+    uint32_t priority;          /* of reading summaries and blocks, 0 to 7 */
+    uint32_t daemon_timeout_ms; /* for reading and computing; 0: the timeout */
     /* If not NULL, receives a byte a key: enum ucm_found of its block, UCM_FOUND_NOT for one that
      * was not appended, and UCM_SEQUENCE_HAS_SUMMARY if its summary is held. */
     uint8_t *status;
@@ -171,7 +171,7 @@ UCM_API uint32_t ucm_sequence_blocks(struct ucm_sequence *sequence);
 /* Brings blocks of the sequence into DRAM. index: n numbers below ucm_sequence_blocks. -UCM_ENOTFOUND from
  * the task: the daemon had ended the sequence; the next call that names it opens it again. */
 UCM_API int ucm_sequence_prefetch(struct ucm_sequence *sequence, const uint32_t *index, uint32_t n,
-                                  uint32_t priority, uint32_t deadline_ms, int timeout_ms,
+                                  uint32_t priority, uint32_t daemon_timeout_ms, int timeout_ms,
                                   struct ucm_task **out);
 
 /* ---- selection ---- */
@@ -237,8 +237,8 @@ struct ucm_sparse_select {
     const void *q;    /* [n_rows][score.rows][score.q_heads][head_dim], contiguous */
     struct ucm_sparse_score score;
     struct ucm_sparse_choose choose;
-    uint32_t prefetch;    /* 0, or priority + 1: chosen blocks are brought into DRAM */
-    uint32_t deadline_ms; /* 0: the timeout */
+    uint32_t prefetch;          /* 0, or priority + 1: chosen blocks are brought into DRAM */
+    uint32_t daemon_timeout_ms; /* 0: the timeout */
 };
 /* The lists of all rows, one after the other: by row, and by KV head unless `heads` made one. */
 struct ucm_sparse_selected {

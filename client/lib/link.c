@@ -29,7 +29,7 @@ static int hello_take_cb(struct client_call *call, const union proto_any *any)
     c->info.max_regions = (uint32_t)m->max_regions;
     c->info.max_leases = (uint32_t)m->max_leases;
     c->info.max_lease_ms = (uint32_t)m->max_lease_ms;
-    c->info.max_deadline_ms = (uint32_t)m->max_deadline_ms;
+    c->info.max_timeout_ms = (uint32_t)m->max_timeout_ms;
     c->max_frame_bytes = (uint32_t)(m->max_frame_bytes < UCM_MAX_FRAME_BYTES ? m->max_frame_bytes
                                                                              : UCM_MAX_FRAME_BYTES);
     return 0;

@@ -76,12 +76,12 @@ static uint64_t lookup_wait_ms(const struct ucm_lookup *asked, int64_t deadline_
         return 1;
     if (asked->wait_ms > 0 && asked->wait_ms < half_ms)
         return asked->wait_ms;
-    return half_ms < UCM_DEADLINE_MS ? (uint64_t)half_ms : UCM_DEADLINE_MS;
+    return half_ms < UCM_TIMEOUT_MS ? (uint64_t)half_ms : UCM_TIMEOUT_MS;
 }
 
 static uint64_t wait_bounded(uint32_t wait_ms)
 {
-    return wait_ms < UCM_DEADLINE_MS ? wait_ms : UCM_DEADLINE_MS;
+    return wait_ms < UCM_TIMEOUT_MS ? wait_ms : UCM_TIMEOUT_MS;
 }
 
 static int lookup(struct ucm_namespace *ns, struct lookup *l, int timeout_ms)

@@ -225,7 +225,7 @@ int ucm_load(struct ucm_region *region, const struct ucm_transfer *t, int timeou
         .layer = t->layer,
         .layers = t->n_layers,
         .priority = t->priority,
-        .deadline_ms = t->deadline_ms,
+        .timeout_ms = t->daemon_timeout_ms,
         .progress_interval = t->progress_interval,
         .gpu_busy = atomic_load(&region->gpu_busy),
         .shifts = {(const uint32_t *)t->shifts, t->shifts ? t->n_shifts * UCM_SHIFT_NUMBERS : 0},
@@ -253,7 +253,7 @@ int ucm_load_prefix(struct ucm_region *region, const struct ucm_transfer *t, uin
         .layers = t->n_layers,
         .wait_ms = wait_ms,
         .priority = t->priority,
-        .deadline_ms = t->deadline_ms,
+        .timeout_ms = t->daemon_timeout_ms,
         .progress_interval = t->progress_interval,
         .gpu_busy = atomic_load(&region->gpu_busy),
     };
@@ -278,7 +278,7 @@ static int dump(struct ucm_region *region, const struct ucm_transfer *t, bool ra
         .layers = t->n_layers,
         .cuda_event = {t->cuda_event, t->cuda_event ? UCM_MAX_HANDLE_BYTES : 0},
         .priority = t->priority,
-        .deadline_ms = t->deadline_ms,
+        .timeout_ms = t->daemon_timeout_ms,
         .durability = t->durability,
         .raw = raw && client_namespace_of(region)->encoding,
         .gpu_busy = atomic_load(&region->gpu_busy),
@@ -309,7 +309,7 @@ int ucm_prefetch(struct ucm_namespace *ns, const struct ucm_transfer *t, int tim
         return client_fail(UCM_EINVALID, "namespace, transfer or out is NULL");
     q.handle = &ns->handle;
     m = (struct msg_prefetch){
-        .part = t->part, .priority = t->priority, .deadline_ms = t->deadline_ms};
+        .part = t->part, .priority = t->priority, .timeout_ms = t->daemon_timeout_ms};
     return client_task_start(&q, ns, &m.keys, t, timeout_ms, out);
 }
 

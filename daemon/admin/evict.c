@@ -132,7 +132,7 @@ static void sweep_go_on(struct sweep *w)
 static void *sweep_new(struct call *call, size_t bytes, size_t more, struct ns *ns,
                        const struct change *k, void (*stop_cb)(struct request *r))
 {
-    struct sweep *w = request_new(call, bytes + more, 0, UCM_DEADLINE_MS, stop_cb);
+    struct sweep *w = request_new(call, bytes + more, 0, UCM_TIMEOUT_MS, stop_cb);
 
     if (!w)
         return NULL;

@@ -312,7 +312,7 @@ int method_verify(struct call *call)
     if (!ns)
         return -call->error.code;
     limit = verify_page(ns, m->limit ? (uint32_t)m->limit : LS_PAGE);
-    v = request_new(call, sizeof(*v) + limit * sizeof(v->refs[0]), 0, UCM_DEADLINE_MS,
+    v = request_new(call, sizeof(*v) + limit * sizeof(v->refs[0]), 0, UCM_TIMEOUT_MS,
                     verify_stop_cb);
     if (!v)
         return -call->error.code;

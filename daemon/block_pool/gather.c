@@ -387,7 +387,7 @@ static struct gather *gather_new(struct call *call, const struct msg_gather *m,
                       m->items.n, UCM_GATHER_ITEM_BYTES);
         return NULL;
     }
-    f = transfer_new(call, &gather_kind.transfer, &view, most, m->deadline_ms,
+    f = transfer_new(call, &gather_kind.transfer, &view, most, m->timeout_ms,
                      sizeof(*f) + n * (sizeof(*f->pieces) + 1) + most * sizeof(*f->c.blocks));
     if (!f)
         return NULL;

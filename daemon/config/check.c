@@ -521,7 +521,7 @@ static int check_shared(const struct config *c, struct config_error *e)
 
     if (rc < 0 || n == 0)
         return rc;
-    return check_at_least(c, e, "shared.deadline", 1, "shared.lookup_deadline");
+    return check_at_least(c, e, "shared.timeout", 1, "shared.lookup_timeout");
 }
 
 typedef int (*check_fn)(const struct config *c, struct config_error *e);

@@ -67,7 +67,7 @@ struct config {
     bool encryption_read_plaintext;
     bool encryption_allow_persistent_arena;
     char *encryption_secrets; /* "": none */
-    uint64_t encryption_deadline_ms;
+    uint64_t encryption_timeout_ms;
     enum log_level log_level;
 
     char *metrics_socket; /* "": none; without a slash: next to `socket` */
@@ -99,7 +99,7 @@ struct config {
 
     struct config_list shared_roots; /* see roots.h */
     enum config_placement shared_placement;
-    uint64_t shared_lookup_ms, shared_negative_ms, shared_deadline_ms;
+    uint64_t shared_lookup_ms, shared_negative_ms, shared_timeout_ms;
     unsigned shared_queue_depth, shared_threads;
     enum config_admission shared_admission;
     bool shared_sync;
@@ -116,7 +116,7 @@ struct config {
     unsigned max_connections, max_requests_conn, max_namespaces, max_namespaces_tenant;
     uint64_t max_frame_memory;
 
-    uint64_t lease_max_ms, deadline_ms, handshake_ms, unread_ms, drain_ms;
+    uint64_t lease_max_ms, request_timeout_ms, handshake_ms, unread_ms, drain_ms;
 };
 
 /* "FILE:LINE: what is wrong; what would be right", with "--set:" instead of file and line for what

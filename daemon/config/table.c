@@ -246,7 +246,7 @@ const struct config_key config_keys[] = {
              "secret, so that what a server keeps of the files can never be decrypted. Give all "
              "hosts the same directory, on storage that keeps no snapshots. \"\": no secrets, and "
              "a purge there only removes files."},
-    {KEY("encryption.deadline", DURATION, encryption_deadline_ms, "10s"), RANGE(10, 60 * SECOND),
+    {KEY("encryption.timeout", DURATION, encryption_timeout_ms, "10s"), RANGE(10, 60 * SECOND),
      .internal = true,
      .help = "How long a source of keys may take. Then a command is killed, and a file or "
              "credential, whose mount may hang, counts as not read."},
@@ -355,12 +355,12 @@ const struct config_key config_keys[] = {
      .help = "How blocks are spread over several roots. tiered: to the first root that takes "
              "writes; what garbage collection would remove from it is copied to the next one. "
              "hashed: each block has one root, by its key; for servers that are alike."},
-    {KEY("shared.lookup_deadline", DURATION, shared_lookup_ms, "50ms"), RANGE(1, 10 * SECOND),
+    {KEY("shared.lookup_timeout", DURATION, shared_lookup_ms, "50ms"), RANGE(1, 10 * SECOND),
      .help = "How long a lookup waits for the roots at most. Blocks whose search has not ended by "
              "then count as missing."},
     {KEY("shared.negative", DURATION, shared_negative_ms, "2s"), RANGE(0, HOUR), .internal = true,
      .help = "How long the daemon remembers that a block is not there."},
-    {KEY("shared.deadline", DURATION, shared_deadline_ms, "5s"), RANGE(10, 600 * SECOND),
+    {KEY("shared.timeout", DURATION, shared_timeout_ms, "5s"), RANGE(10, 600 * SECOND),
      .help = "How long one read or write may take. If several roots may have a block, one that "
              "does not answer leaves half of this time to the others."},
     {KEY("shared.queue_depth", INT, shared_queue_depth, "64"), RANGE(1, 1024),
@@ -421,10 +421,10 @@ const struct config_key config_keys[] = {
      RANGE(2 * UCM_MAX_FRAME_BYTES, TIB), .internal = true,
      .help = "Memory of the frames of all requests in progress."},
 
-    {KEY("lease.max", DURATION, lease_max_ms, "10min"), RANGE(SECOND, UCM_DEADLINE_MS),
+    {KEY("lease.max", DURATION, lease_max_ms, "10min"), RANGE(SECOND, UCM_TIMEOUT_MS),
      .help = "Longest lease that a lookup may take."},
 
-    {KEY("request.deadline", DURATION, deadline_ms, "30s"), RANGE(1, UCM_DEADLINE_MS),
+    {KEY("request.timeout", DURATION, request_timeout_ms, "30s"), RANGE(1, UCM_TIMEOUT_MS),
      .reloadable = true, .help = "Timeout of a request that names none."},
     {KEY("request.handshake", DURATION, handshake_ms, "10s"), RANGE(10, HOUR), .internal = true,
      .help = "Time until a client must have said hello, and for a frame that has begun to arrive "

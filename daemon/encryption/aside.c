@@ -176,7 +176,7 @@ static bool hangs(struct aside *a)
 }
 
 int aside_start(struct aside *a, uv_loop_t *loop, const struct aside_call *call, void *ctx,
-                void *job, uint64_t deadline_ms)
+                void *job, uint64_t timeout_ms)
 {
     struct aside_work *w;
     int rc = -ENOMEM;
@@ -192,7 +192,7 @@ int aside_start(struct aside *a, uv_loop_t *loop, const struct aside_call *call,
     }
     if (rc == 0) {
         a->work = w;
-        (void)uv_timer_start(&a->watch->timer, timer_cb, deadline_ms, 0);
+        (void)uv_timer_start(&a->watch->timer, timer_cb, timeout_ms, 0);
         return 0;
     }
     if (a->watch)

@@ -35,7 +35,7 @@ struct aside {
 /* None may be under way. 0: ended_cb will run, and the job is no longer the caller's. -EBUSY: a
  * former call still hangs; -EAGAIN: no thread; -ENOMEM. */
 int aside_start(struct aside *a, uv_loop_t *loop, const struct aside_call *call, void *ctx,
-                void *job, uint64_t deadline_ms);
+                void *job, uint64_t timeout_ms);
 /* Blocks until the call has returned, for at most so long. ended_cb has run, if there is a call and
  * it has. */
 void aside_wait(struct aside *a, uint64_t ms);

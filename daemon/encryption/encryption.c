@@ -434,7 +434,7 @@ bool encryption_problem(const struct encryption *s, const char *tenant,
 /* ---- opening and closing ---- */
 
 static int origin_init(struct encryption *s, struct encryption_origin *o, const char *item,
-                       uint64_t deadline_ms)
+                       uint64_t timeout_ms)
 {
     size_t n = source_name_bytes(item);
 
@@ -442,7 +442,7 @@ static int origin_init(struct encryption *s, struct encryption_origin *o, const 
     memcpy(o->name, item, n);
     o->source.loop = s->loop;
     o->source.from = item + n + 1;
-    o->source.deadline_ms = deadline_ms;
+    o->source.timeout_ms = timeout_ms;
     o->source.done_cb = source_done_cb;
     o->source.text = locked_new(SOURCE_BYTES);
     return o->source.text ? 0 : -ENOMEM;
@@ -479,7 +479,7 @@ int encryption_open(uv_loop_t *loop, const struct config *config, struct metrics
     s->plaintext = config->encryption_read_plaintext;
     s->origin = calloc(list->n, sizeof(*s->origin));
     for (size_t i = 0; s->origin && i < list->n && rc == 0; i++, s->n++)
-        rc = origin_init(s, &s->origin[i], list->item[i], config->encryption_deadline_ms);
+        rc = origin_init(s, &s->origin[i], list->item[i], config->encryption_timeout_ms);
     if (!s->origin || rc < 0) {
         encryption_free(s);
         return -ENOMEM;

@@ -43,7 +43,7 @@ struct job {
 struct secrets {
     uv_loop_t *loop;
     uv_timer_t timer;
-    uint64_t deadline_ms;
+    uint64_t timeout_ms;
     void (*changed_cb)(void *ctx);
     void *ctx;
     char *directory;
@@ -321,7 +321,7 @@ static void pump(struct secrets *s)
     j = calloc(1, sizeof(*j));
     if (j && job_fill(s, j)) {
         j->directory = strdup(s->directory);
-        rc = j->directory ? aside_start(&s->aside, s->loop, &call, s, j, s->deadline_ms) : -ENOMEM;
+        rc = j->directory ? aside_start(&s->aside, s->loop, &call, s, j, s->timeout_ms) : -ENOMEM;
     } else if (j) {
         free(j);
         return;
@@ -400,7 +400,7 @@ void secrets_cancel(struct secrets *s, struct secrets_purge *p)
 
 /* ---- opening and closing ---- */
 
-int secrets_open(uv_loop_t *loop, const char *directory, uint64_t deadline_ms,
+int secrets_open(uv_loop_t *loop, const char *directory, uint64_t timeout_ms,
                  void (*changed_cb)(void *ctx), void *ctx, struct secrets **out)
 {
     struct secrets *s = calloc(1, sizeof(*s));
@@ -413,7 +413,7 @@ int secrets_open(uv_loop_t *loop, const char *directory, uint64_t deadline_ms,
         return -ENOMEM;
     }
     s->loop = loop;
-    s->deadline_ms = deadline_ms;
+    s->timeout_ms = timeout_ms;
     s->changed_cb = changed_cb;
     s->ctx = ctx;
     list_init(&s->purges);

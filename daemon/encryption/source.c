@@ -185,7 +185,7 @@ static void file_ended_cb(void *ctx, void *job, int status)
         s->n = j->n;
     } else if (!j) {
         snprintf(why, sizeof(why), "%.100s did not answer within %llu ms", s->path,
-                 (unsigned long long)s->deadline_ms);
+                 (unsigned long long)s->timeout_ms);
     } else {
         snprintf(why, sizeof(why), "%.100s: %s", s->path, status_text(status));
     }
@@ -204,7 +204,7 @@ static void file_read(struct source *s)
         j->path = strdup(s->path);
         j->text = CRYPTO_secure_zalloc(SOURCE_BYTES, __FILE__, __LINE__);
         if (j->path && j->text)
-            rc = aside_start(&s->aside, s->loop, &call, s, j, s->deadline_ms);
+            rc = aside_start(&s->aside, s->loop, &call, s, j, s->timeout_ms);
         if (rc == 0)
             return;
         file_free_cb(j);
@@ -241,7 +241,7 @@ static void command_ended(struct source *s)
         rc = -EIO;
     if (rc == -ETIMEDOUT)
         snprintf(why, sizeof(why), "the command did not end within %llu ms",
-                 (unsigned long long)s->deadline_ms);
+                 (unsigned long long)s->timeout_ms);
     else if (rc == -EFBIG)
         snprintf(why, sizeof(why), "the command wrote more than 4 KiB");
     else if (rc == -EIO && s->signal != 0)
@@ -363,7 +363,7 @@ static void command_start(struct source *s, char **argv)
         command_stop(s, rc);
         return;
     }
-    (void)uv_timer_start(&s->timer, timer_cb, s->deadline_ms, 0);
+    (void)uv_timer_start(&s->timer, timer_cb, s->timeout_ms, 0);
     rc = uv_read_start((uv_stream_t *)&s->out, alloc_cb, read_cb);
     if (rc < 0)
         command_stop(s, rc);

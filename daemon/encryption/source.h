@@ -23,8 +23,8 @@ int source_parse(const char *text, size_t n,
 /* Memory of the caller. text holds keys: the caller cleanses it when it has used it. */
 struct source {
     uv_loop_t *loop;
-    const char *from;     /* the item after the name */
-    uint64_t deadline_ms; /* then a command is killed, and a file is left to its thread */
+    const char *from;    /* the item after the name */
+    uint64_t timeout_ms; /* then a command is killed, and a file is left to its thread */
     void (*done_cb)(struct source *s, int status, const char *why);
     char *text; /* SOURCE_BYTES of locked memory */
     size_t n;

@@ -44,7 +44,7 @@ static bool note_write(struct shared *s, struct shared_root *r, const struct sha
     op->bytes = sizeof(n->tenant);
     op->sync = s->settings.sync;
     n->task.class = SHARED_BACKGROUND;
-    n->task.deadline_ms = shared_now(s) + s->settings.deadline_ms;
+    n->task.deadline_ms = shared_now(s) + s->settings.timeout_ms;
     n->task.released_cb = noted_cb;
     if (shared_root_submit(r, &n->task) < 0) {
         free(n);

@@ -158,7 +158,7 @@ static int removing_begin(struct shared *s, struct shared_removal *r, uint32_t r
     e->task.op.verb = SHARED_REMOVE;
     e->task.class = SHARED_BACKGROUND;
     e->task.who = r->who;
-    e->task.deadline_ms = shared_now(s) + s->settings.deadline_ms;
+    e->task.deadline_ms = shared_now(s) + s->settings.timeout_ms;
     e->task.released_cb = released_cb;
     err = shared_root_submit(s->roots[root], &e->task);
     if (err < 0) {

@@ -134,7 +134,7 @@ void mapping_revoke_cb(void *ctx, struct arena_group *group, uint32_t slab)
          node = node->next) {
         struct mapping *w = LIST_ENTRY(node, struct mapping, link);
         struct msg_mapping_revoke m = {
-            .mapping = w->name, .slabs = {&slab, 1}, .deadline_ms = MAPPING_REVOKE_MS};
+            .mapping = w->name, .slabs = {&slab, 1}, .timeout_ms = MAPPING_REVOKE_MS};
 
         if (w->tenant->group != group || !mapped_slabs_revoke(&w->map, slab, now_ms))
             continue;

@@ -459,7 +459,7 @@ static int range_check(struct call *call, const struct mapping *w, const struct 
 
 /* NULL with call->error. */
 static struct ref_request *ref_request_new(struct call *call, uint64_t mapping, uint64_t sequence,
-                                           uint64_t first, uint64_t n, uint64_t deadline_ms)
+                                           uint64_t first, uint64_t n, uint64_t timeout_ms)
 {
     struct mapping *w = call_mapping(call, mapping);
     struct sequence *ch = w ? call_sequence(call, sequence) : NULL;
@@ -469,7 +469,7 @@ static struct ref_request *ref_request_new(struct call *call, uint64_t mapping, 
 
     if (!ch || range_check(call, w, ch, first, n) != 0)
         return NULL;
-    q = request_new(call, bytes, 0, deadline_ms, ref_stop_cb);
+    q = request_new(call, bytes, 0, timeout_ms, ref_stop_cb);
     if (!q)
         return NULL;
     q->w = w;
@@ -500,7 +500,7 @@ int method_mapping_ref(struct call *call)
 {
     const struct msg_mapping_ref *m = &call->params.mapping_ref;
     struct ref_request *q =
-        ref_request_new(call, m->mapping, m->sequence, m->first, m->n, m->deadline_ms);
+        ref_request_new(call, m->mapping, m->sequence, m->first, m->n, m->timeout_ms);
 
     if (!q)
         return -call->error.code;

@@ -95,7 +95,7 @@ void *copies_new(struct call *call, const struct copy_kind *kind, const struct c
 
     if (p->raw)
         view = (struct view){.ns = {view.ns[view.n - 1]}, .n = 1};
-    c = transfer_new(call, &kind->transfer, &view, n_keys, p->deadline_ms,
+    c = transfer_new(call, &kind->transfer, &view, n_keys, p->timeout_ms,
                      blocks_at + n_keys * sizeof(*c->blocks));
     if (!c)
         return NULL;

@@ -69,7 +69,7 @@ struct copy_batch {
 };
 
 struct copy_params {
-    uint64_t region, layer, layers, priority, deadline_ms;
+    uint64_t region, layer, layers, priority, timeout_ms;
     struct proto_bin keys, blocks;
     bool raw; /* a dump */
     bool gpu_busy;

@@ -292,7 +292,7 @@ int method_dump(struct call *call)
                             .layer = m->layer,
                             .layers = m->layers,
                             .priority = m->priority,
-                            .deadline_ms = m->deadline_ms,
+                            .timeout_ms = m->timeout_ms,
                             .keys = m->keys,
                             .blocks = m->blocks,
                             .raw = m->raw,

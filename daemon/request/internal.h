@@ -194,10 +194,10 @@ bool session_progress(struct session *s, const struct msg_progress *m);
 
 /* request.c */
 /* A request under way: `bytes` of zeroed memory that begin with a struct request. It has `more`
- * alongside them, which count as its memory. deadline_ms 0 takes the default. NULL with
+ * alongside them, which count as its memory. timeout_ms 0 takes the default. NULL with
  * call->error: NO_MEMORY, BUSY, or SHUTDOWN while the daemon drains (what gives back is still
  * taken). */
-void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadline_ms,
+void *request_new(struct call *call, size_t bytes, size_t more, uint64_t timeout_ms,
                   void (*stop_cb)(struct request *r));
 /* Answers as session_reply does, and frees r, and the session if r was the last thing that a
  * closing one waited for. */
@@ -229,7 +229,7 @@ struct shared_query {
     const uint8_t *keys; /* a copy of all that were named */
 };
 /* Until when to ask for a client that waits so long (0: the most), at most for
- * shared.lookup_deadline; for one that comes back later, at most for shared.deadline. By uv_now. */
+ * shared.lookup_timeout; for one that comes back later, at most for shared.timeout. By uv_now. */
 uint64_t shared_query_until(const struct requests *rq, uint64_t wait_ms);
 uint64_t shared_query_until_later(const struct requests *rq, uint64_t wait_ms);
 /* Asks for those of keys[from, n) that are not found here: one chain, or each by itself. 0: done_cb

@@ -107,7 +107,7 @@ static struct load *load_new(struct call *call, const struct msg_load *m)
                             .layer = m->layer,
                             .layers = m->layers,
                             .priority = m->priority,
-                            .deadline_ms = m->deadline_ms,
+                            .timeout_ms = m->timeout_ms,
                             .keys = m->keys,
                             .blocks = m->blocks,
                             .gpu_busy = m->gpu_busy};

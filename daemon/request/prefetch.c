@@ -44,10 +44,10 @@ static const struct transfer_kind prefetch_kind = {
     .brings = true, .begin = prefetch_begin, .ready = prefetch_ready, .finish = prefetch_finish};
 
 struct prefetch *prefetch_new(struct call *call, const struct view *v, uint32_t n_keys,
-                              uint64_t priority, uint64_t deadline_ms)
+                              uint64_t priority, uint64_t timeout_ms)
 {
     struct prefetch *p =
-        transfer_new(call, &prefetch_kind, v, n_keys, deadline_ms, sizeof(struct prefetch));
+        transfer_new(call, &prefetch_kind, v, n_keys, timeout_ms, sizeof(struct prefetch));
 
     if (p)
         p->w.priority = (uint8_t)priority;
@@ -76,12 +76,12 @@ int method_prefetch(struct call *call)
                              (unsigned long long)m->part, ns->identity.parts,
                              ns->identity.parts - 1);
     view = session_view(call->s, ns);
-    p = prefetch_new(call, &view, n, m->priority, m->deadline_ms);
+    p = prefetch_new(call, &view, n, m->priority, m->timeout_ms);
     if (!p)
         return -call->error.code;
     p->w.part = m->part ? (uint32_t)m->part - 1 : 0;
     p->w.parts = m->part ? 1 : ns->identity.parts;
     p->look.begin_cb = found_begin;
-    transfer_look(&p->w, &p->look, m->keys, m->deadline_ms);
+    transfer_look(&p->w, &p->look, m->keys, m->timeout_ms);
     return 0;
 }

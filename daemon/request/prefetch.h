@@ -11,6 +11,6 @@ struct prefetch {
 };
 /* Begins with one part, part 0, and looks nothing up yet. NULL with call->error. */
 struct prefetch *prefetch_new(struct call *call, const struct view *v, uint32_t n_keys,
-                              uint64_t priority, uint64_t deadline_ms);
+                              uint64_t priority, uint64_t timeout_ms);
 
 #endif

@@ -24,7 +24,7 @@ static bool memory_may_fit(struct call *call, size_t bytes)
     return bytes <= most;
 }
 
-void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadline_ms,
+void *request_new(struct call *call, size_t bytes, size_t more, uint64_t timeout_ms,
                   void (*stop_cb)(struct request *r))
 {
     struct session *s = call->s;
@@ -67,9 +67,9 @@ void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadlin
                           .stop_cb = stop_cb,
                           .trace = call->trace};
     call->trace = NULL;
-    if (deadline_ms == 0)
-        deadline_ms = rq->modules.config->deadline_ms;
-    deadline_arm(rq->modules.deadlines, &r->deadline, uv_now(rq->modules.loop) + deadline_ms,
+    if (timeout_ms == 0)
+        timeout_ms = rq->modules.config->request_timeout_ms;
+    deadline_arm(rq->modules.deadlines, &r->deadline, uv_now(rq->modules.loop) + timeout_ms,
                  expired_cb);
     list_push_back(&s->requests, &r->link);
     list_push_back(&rq->active, &r->link_all);

@@ -26,7 +26,7 @@ int method_hello(struct call *call)
         .max_regions = CONFIG_MAX_REGIONS_CONN,
         .max_leases = CONFIG_MAX_LEASES_CONN,
         .max_lease_ms = config->lease_max_ms,
-        .max_deadline_ms = UCM_DEADLINE_MS,
+        .max_timeout_ms = UCM_TIMEOUT_MS,
     };
 
     if (m->version_min > m->version_max)

@@ -129,7 +129,7 @@ uint64_t shared_query_until(const struct requests *rq, uint64_t wait_ms)
 
 uint64_t shared_query_until_later(const struct requests *rq, uint64_t wait_ms)
 {
-    return until(rq, wait_ms, rq->modules.config->shared_deadline_ms);
+    return until(rq, wait_ms, rq->modules.config->shared_timeout_ms);
 }
 
 int shared_query_start(struct session *s, struct ns *ns, struct proto_bin keys, uint32_t from,

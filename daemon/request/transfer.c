@@ -44,12 +44,12 @@ static void retry_cb(struct cache_retry *r)
 }
 
 void *transfer_new(struct call *call, const struct transfer_kind *kind, const struct view *view,
-                   uint32_t n_keys, uint64_t deadline_ms, size_t bytes)
+                   uint32_t n_keys, uint64_t timeout_ms, size_t bytes)
 {
     size_t refs_at = (bytes + 7) / 8 * 8;
     struct transfer *w =
-        request_new(call, refs_at + n_keys * (sizeof(*w->refs) + sizeof(*w->status)), 0,
-                    deadline_ms, transfer_stop_cb);
+        request_new(call, refs_at + n_keys * (sizeof(*w->refs) + sizeof(*w->status)), 0, timeout_ms,
+                    transfer_stop_cb);
     uint64_t part;
 
     if (!w)

@@ -102,7 +102,7 @@ struct item_wait {
 /* Zeroed memory of `bytes` that begin with a transfer, of all parts' first. NULL with
  * call->error. */
 void *transfer_new(struct call *call, const struct transfer_kind *kind, const struct view *view,
-                   uint32_t n_keys, uint64_t deadline_ms, size_t bytes);
+                   uint32_t n_keys, uint64_t timeout_ms, size_t bytes);
 /* Finds and leases the blocks of all keys. prefix: up to the first that is not found, and counts
  * them as a lookup does. Returns how many are missed for that they are not there. */
 uint32_t transfer_find(struct transfer *w, const uint8_t *keys, bool prefix);

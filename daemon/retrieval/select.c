@@ -467,7 +467,7 @@ static void *select_new(struct call *call, const struct msg_select *m,
 
     layout_make(&l, m, checked, caps->entries,
                 summary_pool_threads(retrieval_of(call->s->rq)->pool));
-    sr = request_new(call, l.request, l.memory, m->deadline_ms, select_stop_cb);
+    sr = request_new(call, l.request, l.memory, m->timeout_ms, select_stop_cb);
     if (!sr)
         return NULL;
     if (!spare_take(sr, l.memory)) {

@@ -182,7 +182,7 @@ int method_sequence_append(struct call *call)
     if (n == 0 || (m->build && space_builds(call, ch->space->base) != 0) ||
         append_check(call, ch, n) != 0)
         return -call->error.code;
-    d = summary_transfer_new(call, &append_kind, ch->space, m->keys, n, m->deadline_ms);
+    d = summary_transfer_new(call, &append_kind, ch->space, m->keys, n, m->timeout_ms);
     if (!d)
         return -call->error.code;
     d->sequence = ch;

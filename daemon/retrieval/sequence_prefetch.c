@@ -8,10 +8,10 @@
 /* Blocks of the sequence's base, of which only the sequence's part is brought. A block that was
  * evicted by name is a miss. NULL with call->error. */
 static struct transfer *blocks_new(struct call *call, struct sequence *ch, uint32_t n,
-                                   uint64_t priority, uint64_t deadline_ms)
+                                   uint64_t priority, uint64_t timeout_ms)
 {
     struct view view = view_whole(ch->space->base);
-    struct prefetch *p = prefetch_new(call, &view, n, priority, deadline_ms);
+    struct prefetch *p = prefetch_new(call, &view, n, priority, timeout_ms);
 
     if (!p)
         return NULL;
@@ -68,7 +68,7 @@ int method_sequence_prefetch(struct call *call)
 
     if (!ch || index_check(call, ch, m->index) != 0)
         return -call->error.code;
-    w = blocks_new(call, ch, m->index.n / 4, m->priority, m->deadline_ms);
+    w = blocks_new(call, ch, m->index.n / 4, m->priority, m->timeout_ms);
     if (!w)
         return -call->error.code;
     for (uint32_t i = 0; i < w->n_keys; i++)

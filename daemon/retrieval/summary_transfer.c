@@ -8,10 +8,10 @@
 
 struct summary_transfer *summary_transfer_new(struct call *call, const struct transfer_kind *kind,
                                               struct derived_space *space, struct proto_bin keys,
-                                              uint32_t n, uint64_t deadline_ms)
+                                              uint32_t n, uint64_t timeout_ms)
 {
     struct view view = {.ns = {space->derived}, .n = 1};
-    struct summary_transfer *d = transfer_new(call, kind, &view, n, deadline_ms,
+    struct summary_transfer *d = transfer_new(call, kind, &view, n, timeout_ms,
                                               sizeof(*d) + n * (sizeof(*d->bases) + 1) + keys.n);
 
     if (!d)
@@ -269,7 +269,7 @@ int method_summary_build(struct call *call)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "part: %llu; 0 means all, else 1 to %u for parts 0 to %u",
                              (unsigned long long)m->part, parts, parts - 1);
-    d = summary_transfer_new(call, &build_kind, space, m->keys, n, m->deadline_ms);
+    d = summary_transfer_new(call, &build_kind, space, m->keys, n, m->timeout_ms);
     if (!d)
         return -call->error.code;
     d->build = true;

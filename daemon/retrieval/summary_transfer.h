@@ -28,7 +28,7 @@ static inline struct summary_transfer *summary_transfer(struct transfer *w)
 /* kind: of a struct summary_transfer. NULL with call->error. */
 struct summary_transfer *summary_transfer_new(struct call *call, const struct transfer_kind *kind,
                                               struct derived_space *space, struct proto_bin keys,
-                                              uint32_t n, uint64_t deadline_ms);
+                                              uint32_t n, uint64_t timeout_ms);
 /* Asks the shared tier for bases and summaries, if there is one, then pumps. */
 void summaries_look(struct summary_transfer *d);
 /* Functions of transfer_kind. */

@@ -262,7 +262,7 @@ static bool find_begin(struct lookup *p, uint32_t key, uint32_t root, shared_roo
     f->task.op.verb = SHARED_FIND;
     f->task.op.id = *id;
     f->task.op.bytes = p->request->bytes_of(p->request, id->part);
-    f->task.deadline_ms = shared_now(s) + s->settings.deadline_ms;
+    f->task.deadline_ms = shared_now(s) + s->settings.timeout_ms;
     f->task.released_cb = find_released_cb;
     if (shared_root_submit(s->roots[root], &f->task) < 0) {
         free(f);

@@ -347,7 +347,7 @@ bool shared_root_cancel(struct shared_root *r, struct shared_task *t)
 
 static uint64_t check_ms(const struct shared_root *r)
 {
-    return r->config.deadline_ms < CHECK_MS ? r->config.deadline_ms : CHECK_MS;
+    return r->config.timeout_ms < CHECK_MS ? r->config.timeout_ms : CHECK_MS;
 }
 
 void shared_root_check(struct shared_root *r)

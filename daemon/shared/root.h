@@ -61,7 +61,7 @@ struct shared_root_config {
     unsigned depth;                       /* tasks that the backend has at a time */
     uint64_t capacity_bytes;              /* 0: no bound */
     bool read_only;
-    uint64_t deadline_ms; /* of the root's own CHECKs: a duration */
+    uint64_t timeout_ms; /* of the root's own CHECKs: a duration */
     /* Runs when a task that was refused with -EAGAIN may be accepted. */
     void (*ready_cb)(void *ctx);
     void *ctx;

@@ -43,7 +43,7 @@ static int root_open(struct shared *s, struct shared_root_config *config)
     config->deadlines = s->settings.deadlines;
     config->metrics = s->settings.metrics;
     config->host = s->settings.host;
-    config->deadline_ms = s->settings.deadline_ms;
+    config->timeout_ms = s->settings.timeout_ms;
     config->ready_cb = ready_cb;
     config->ctx = s;
     err = shared_root_open(config, &s->roots[s->n]);
@@ -121,12 +121,12 @@ int shared_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struc
                                        .metrics = metrics,
                                        .encryption = encryption,
                                        .secrets = c->encryption_secrets,
-                                       .secrets_ms = c->encryption_deadline_ms,
+                                       .secrets_ms = c->encryption_timeout_ms,
                                        .placement = c->shared_placement,
                                        .sync = c->shared_sync,
                                        .low = CONFIG_SHARED_LOW,
                                        .negative_ms = c->shared_negative_ms,
-                                       .deadline_ms = c->shared_deadline_ms,
+                                       .timeout_ms = c->shared_timeout_ms,
                                        .collect_ms = c->shared_gc_interval_ms,
                                        .touch_ms = c->shared_touch_ms};
     struct config_error wrong;

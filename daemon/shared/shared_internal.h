@@ -27,7 +27,7 @@ struct shared_settings {
     enum config_placement placement;
     bool sync;
     unsigned low; /* 0: no garbage collection */
-    uint64_t negative_ms, deadline_ms, collect_ms, touch_ms;
+    uint64_t negative_ms, timeout_ms, collect_ms, touch_ms;
     uint32_t n;
     /* ops, target (borrowed), depth, capacity_bytes and read_only; shared_new sets the others. */
     struct shared_root_config roots[UCM_MAX_ROOTS];

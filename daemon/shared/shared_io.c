@@ -56,7 +56,7 @@ int shared_submit_background(struct shared *s, uint32_t root, enum shared_verb v
     e->task.op.id = *id;
     e->task.op.bytes = bytes;
     e->task.class = SHARED_BACKGROUND;
-    e->task.deadline_ms = shared_now(s) + s->settings.deadline_ms;
+    e->task.deadline_ms = shared_now(s) + s->settings.timeout_ms;
     e->task.released_cb = background_released_cb;
     err = shared_root_submit(s->roots[root], &e->task);
     if (err < 0)
@@ -308,7 +308,7 @@ int shared_submit(struct shared *s, struct shared_io *io)
 
     m->task.class = io->write ? SHARED_STORE : SHARED_LOAD;
     m->task.who = io->who;
-    m->deadline_ms = shared_now(s) + s->settings.deadline_ms;
+    m->deadline_ms = shared_now(s) + s->settings.timeout_ms;
     m->task.released_cb = part_io_released_cb;
     m->task.op = (struct shared_op){.verb = io->write ? SHARED_WRITE : SHARED_READ,
                                     .id = io->id,

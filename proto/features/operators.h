@@ -164,7 +164,7 @@
  * Callers: operators. */
 
 /* Method encryption_key.reload. Begins to read sources of encryption keys again; `reading` says
- * when that has ended, within `encryption.deadline`. Keys that the source lacks are forgotten at
+ * when that has ended, within `encryption.timeout`. Keys that the source lacks are forgotten at
  * once; a source that fails changes nothing.
  * Callers: operators.
  * Errors: NOT_FOUND: `encryption.tenants` has no such name. */
@@ -231,7 +231,7 @@
 #define UCM_MSG_EVENTS(F, m)                                                                       \
     F(m, u64, since, OPT, 0, UINT64_MAX)                                                           \
     F(m, u64, limit, OPT, 0, 2048)                                                                 \
-    F(m, u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)                                                    \
+    F(m, u64, wait_ms, OPT, 0, UCM_TIMEOUT_MS)                                                     \
     F(m, str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                  \
     F(m, flag, tokens, OPT, 0, 0)
 

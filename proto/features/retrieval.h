@@ -78,13 +78,13 @@
  * keys: `key_bytes` each, concatenated.
  * part: 0: all parts; else the part plus 1.
  * priority: of reads; higher first.
- * deadline_ms: as in `load`. */
+ * timeout_ms: as in `load`. */
 #define UCM_MSG_SUMMARY_BUILD(F, m)                                                                \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
     F(m, u64, part, OPT, 0, UCM_MAX_PARTS)                                                         \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
-    F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
+    F(m, u64, timeout_ms, OPT, 0, UCM_TIMEOUT_MS)
 
 /* Method sequence.open. Opens a sequence without blocks (docs/protocol.md, "Sequences and
  * selections").
@@ -115,13 +115,13 @@
  * keys: `key_bytes` each, concatenated, as the sequence goes on.
  * build: build summaries that no tier has.
  * priority: of reads; higher first.
- * deadline_ms: as in `load`. */
+ * timeout_ms: as in `load`. */
 #define UCM_MSG_SEQUENCE_APPEND(F, m)                                                              \
     F(m, u64, sequence, REQ, 1, UCM_U32)                                                           \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
     F(m, flag, build, OPT, 0, 0)                                                                   \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
-    F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
+    F(m, u64, timeout_ms, OPT, 0, UCM_TIMEOUT_MS)
 
 /* blocks: that the sequence has now.
  * dram: of these keys, wholly in DRAM.
@@ -175,7 +175,7 @@
  * scores: answer the chosen blocks' scores too.
  * prefetch: 0: none; else afterwards prefetch the chosen blocks (16384 at most), with priority
  *   `prefetch` - 1; `cancel` stops it.
- * deadline_ms: as in `load`. */
+ * timeout_ms: as in `load`. */
 #define UCM_MSG_SELECT(F, m)                                                                       \
     F(m, u32s, sequences, REQ, 1, UCM_MAX_SELECT_ROWS)                                             \
     F(m, u32s, layers, REQ, 1, UCM_MAX_SELECT_ROWS)                                                \
@@ -198,7 +198,7 @@
     F(m, u64, recent_blocks, OPT, 0, UCM_MAX_SEQUENCE_BLOCKS)                                      \
     F(m, flag, scores, OPT, 0, 0)                                                                  \
     F(m, u64, prefetch, OPT, 0, 8)                                                                 \
-    F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
+    F(m, u64, timeout_ms, OPT, 0, UCM_TIMEOUT_MS)
 
 /* counts: u32 a list: how many blocks are chosen. Lists follow by row, then by KV head.
  * index: u32 a chosen block: its place in the sequence, ascending in a list; lists concatenated.
@@ -218,11 +218,11 @@
  * sequence: from `sequence.open`.
  * index: u32, little-endian, a block: its place in the sequence.
  * priority: higher first.
- * deadline_ms: as in `load`. */
+ * timeout_ms: as in `load`. */
 #define UCM_MSG_SEQUENCE_PREFETCH(F, m)                                                            \
     F(m, u64, sequence, REQ, 1, UCM_U32)                                                           \
     F(m, bin, index, REQ, 4, UCM_BLOCKS_BYTES)                                                     \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
-    F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
+    F(m, u64, timeout_ms, OPT, 0, UCM_TIMEOUT_MS)
 
 #endif

@@ -29,14 +29,14 @@
  * keys: `key_bytes` each, concatenated.
  * items: three u32, little-endian, an item: index (in the sequence or in `keys`), layer, entry.
  * priority: higher first.
- * deadline_ms: as in `load`. */
+ * timeout_ms: as in `load`. */
 #define UCM_MSG_GATHER(F, m)                                                                       \
     F(m, u64, region, REQ, 1, UCM_U32)                                                             \
     F(m, u64, sequence, OPT, 0, UCM_U32)                                                           \
     F(m, bin, keys, OPT, 0, UCM_KEYS_BYTES)                                                        \
     F(m, bin, items, REQ, UCM_GATHER_ITEM_BYTES, UCM_MAX_GATHER_ITEMS *UCM_GATHER_ITEM_BYTES)      \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
-    F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
+    F(m, u64, timeout_ms, OPT, 0, UCM_TIMEOUT_MS)
 
 /* status: one byte an item: enum ucm_block_status.
  * bytes: copied for this request; of encoded blocks, as stored. */
@@ -87,14 +87,14 @@
  * first: a block's place in the sequence.
  * n: number of blocks, all of them in the sequence.
  * priority: of reads; higher first.
- * deadline_ms: as in `load`. */
+ * timeout_ms: as in `load`. */
 #define UCM_MSG_MAPPING_REF(F, m)                                                                  \
     F(m, u64, mapping, REQ, 1, UCM_U32)                                                            \
     F(m, u64, sequence, REQ, 1, UCM_U32)                                                           \
     F(m, u64, first, OPT, 0, UCM_MAX_SEQUENCE_BLOCKS - 1)                                          \
     F(m, u64, n, REQ, 1, UCM_MAX_KEYS)                                                             \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
-    F(m, u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
+    F(m, u64, timeout_ms, OPT, 0, UCM_TIMEOUT_MS)
 
 /* places: 16 bytes for each block: docs/design/mappings.md, "Shared mappings".
  * granted: slabs whose descriptors come with the answer, in this order.
@@ -137,11 +137,11 @@
  * timeout, `mapping_overdue_bytes` counts them, and the daemon ends the connection.
  * mapping: from `mapping.open`.
  * slabs: the slabs.
- * deadline_ms: so much time is left. */
+ * timeout_ms: so much time is left. */
 #define UCM_MSG_MAPPING_REVOKE(F, m)                                                               \
     F(m, u64, mapping, REQ, 1, UCM_U32)                                                            \
     F(m, u32s, slabs, REQ, 1, UCM_MAX_REVOKED)                                                     \
-    F(m, u64, deadline_ms, REQ, 1, UCM_DEADLINE_MS)
+    F(m, u64, timeout_ms, REQ, 1, UCM_TIMEOUT_MS)
 #define UCM_MAPPING_REVOKE "mapping.revoke"
 
 /* ---- lookup tables ---- */

@@ -126,7 +126,7 @@ static _Noreturn __attribute__((format(printf, 1, 2))) void wrong(const char *fo
 /* One request: which keys, to or from which blocks, what of them. */
 struct batch {
     struct worker *w;
-    uint32_t n, layer, layers, lease, deadline_ms;
+    uint32_t n, layer, layers, lease, daemon_timeout_ms;
     uint64_t number[BATCH_MAX];
     uint32_t block[BATCH_MAX];
     uint8_t keys[BATCH_MAX * WORKER_KEY_BYTES], result[BATCH_MAX];
@@ -169,7 +169,7 @@ static void batch_choose(struct batch *b, struct worker *w, uint32_t first, uint
         for (uint32_t i = 0; i < b->n; i++)
             b->number[i] = key_number(churn_below(me.space->keys));
     if (churn_chance(8)) {
-        b->deadline_ms = 1 + churn_below(30);
+        b->daemon_timeout_ms = 1 + churn_below(30);
         b->may_stop = true;
     }
     batch_keys(b);
@@ -218,7 +218,7 @@ static struct ucm_transfer transfer_of(const struct batch *b)
                                  .layer = b->layer,
                                  .n_layers = b->layers,
                                  .priority = churn_below(8),
-                                 .deadline_ms = b->deadline_ms,
+                                 .daemon_timeout_ms = b->daemon_timeout_ms,
                                  .lease = b->lease};
 }
 

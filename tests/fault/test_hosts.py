@@ -27,13 +27,13 @@ SEED = int(os.environ.get("UCM_SEED", "0")) or random.SystemRandom().randrange(1
 WINDOW, CHAINS_A_SECOND, BLOCKS = 40, 4, 24
 IDENTITY = dict(DEMO, model="hosts", layers=[2], layer_bytes=32768)
 BYTES = IDENTITY["layers"][0] * IDENTITY["layer_bytes"]
-OPTIONS = {"nvme.size": "64MiB", "nvme.segment": "4MiB", "arena.size": "24MiB", "shared.deadline": "2s",
+OPTIONS = {"nvme.size": "64MiB", "nvme.segment": "4MiB", "arena.size": "24MiB", "shared.timeout": "2s",
            "shared.negative": "500ms", "shutdown.drain": "2s"}
 if KIND == "s3":  # Swift, in Python, takes tens of milliseconds for a request: what waits for it must be little
     WINDOW, CHAINS_A_SECOND, BLOCKS = 40, 0.5, 8
-    OPTIONS.update({"arena.size": "4MiB", "nvme.size": "8MiB", "nvme.segment": "2MiB", "shared.queue_depth": "8", "shared.deadline": "20s", "shared.lookup_deadline": "8s"})
+    OPTIONS.update({"arena.size": "4MiB", "nvme.size": "8MiB", "nvme.segment": "2MiB", "shared.queue_depth": "8", "shared.timeout": "20s", "shared.lookup_timeout": "8s"})
 if KIND == "mooncake":
-    OPTIONS.update({"shared.deadline": "8s"})
+    OPTIONS.update({"shared.timeout": "8s"})
 STORED_S = {"s3": 15, "mooncake": 15}.get(KIND, 3)
 PAUSE_S = {"s3": (3, 10)}.get(KIND, (0.3, 1.5))  # between accidents: a root is left alone for a while after each
 

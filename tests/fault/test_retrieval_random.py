@@ -37,7 +37,7 @@ ROUND_S, PENDING, SLOTS = 4, 24, 48
 NO_MEMORY, CANCELLED_CODE = 10, 7
 HELD = 4
 OPTIONS = {"arena.size": "4MiB", "nvme.size": "16MiB", "nvme.segment": "1MiB", "nvme.on_write_stall": "drop",
-           "shared.negative": "200ms", "shared.lookup_deadline": "100ms", "shutdown.drain": "2s", "request.deadline": "10min"}
+           "shared.negative": "200ms", "shared.lookup_timeout": "100ms", "shutdown.drain": "2s", "request.timeout": "10min"}
 GAUGES = ("sequences", "sequence_blocks", "summary_held_bytes", "requests_active", "leases", "blocks_pinned")
 
 
@@ -67,7 +67,7 @@ class Actor:
         """check(result or None, code) runs when the answer is looked at."""
         if self.random.random() < 0.08 and method in ("load", "dump", "prefetch", "summary.build", "sequence.append", "select",
                                                       "sequence.prefetch", "gather"):
-            params["deadline_ms"] = self.random.choice((1, 1, 2, 5, 20))
+            params["timeout_ms"] = self.random.choice((1, 1, 2, 5, 20))
         msgid = self.client.begin(method, **params)
         self.pending.append((msgid, method, params, check))
         self.play.count(method)
@@ -83,7 +83,7 @@ class Actor:
             allowed = {BUSY, NO_MEMORY}
             if msgid in self.cancelled:
                 allowed.add(CANCELLED_CODE)
-            if "deadline_ms" in params:
+            if "timeout_ms" in params:
                 allowed.add(DEADLINE)
             if method in ("namespace.purge", "evict"):
                 allowed |= {9, NOT_FOUND}

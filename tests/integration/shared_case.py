@@ -16,7 +16,7 @@ class Host:
 
     def __init__(self, directory, identity, blocks, **options):
         self.daemon = Daemon(nvme=False, **{"shared.roots": directory, "shared.negative": "50ms",
-                                            "shared.lookup_deadline": "10s", "shared.deadline": "30s", **options})
+                                            "shared.lookup_timeout": "10s", "shared.timeout": "30s", **options})
         self.client = Client(self.daemon)
         self.ns = self.client.open(identity)
         self.regions = [Region(self.client, self.ns, identity, blocks, part) for part in range(identity["parts"])]

@@ -99,7 +99,7 @@ def forget_entries(e):
 
 class SparseCase(Case):
     def engine(self, policy=QUARTER, **more):
-        more = {"socket": self.daemon.socket, "retry_interval": 0.05, "lookup_timeout": 2.0, "dtype": self.DTYPE, "gather_deadline": 20.0,
+        more = {"socket": self.daemon.socket, "retry_interval": 0.05, "lookup_timeout": 2.0, "dtype": self.DTYPE, "gather_timeout": 20.0,
                 "patience": 20.0, **more}
         e = SparseEngine(MODEL, UcmConnector, sparse=policy, **more)
         self.addCleanup(e.close)

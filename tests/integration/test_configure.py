@@ -170,8 +170,8 @@ class Audit(Configured):
         self.last("evict", tier="all", keys=2, blocks=1, busy=0, missing=1)
         client.call("namespace.purge", ns=ns)
         self.last("namespace.purge", tier="all", keys="all", blocks=3, result="OK")
-        self.reload("log:\n  level: error\nrequest:\n  deadline: 5s\n")
-        self.last("config.reload", result="OK", changed="request.deadline", uid=who["uid"])
+        self.reload("log:\n  level: error\nrequest:\n  timeout: 5s\n")
+        self.last("config.reload", result="OK", changed="request.timeout", uid=who["uid"])
         self.reload("no: key\n")
         self.last("config.reload", result="refused")
         if os.geteuid() == 0:

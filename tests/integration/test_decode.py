@@ -294,12 +294,12 @@ class SimplePinned:
 
 
 class Served(unittest.TestCase):
-    def step(self, source, entries=4, deadline=5.0):
+    def step(self, source, entries=4, gather_timeout=5.0):
         """Two sequences that miss two blocks of which one is both's; the names of those that lost any."""
         policy = Choices.alike(sparse.TopK(), 2)
         self.entries = Entries()
         self.entries.free = entries
-        self.decoder = decoder = Decoder(source, SUMMARY, policy, Room(8, 8), self.entries, requests=2, layer_bytes=64, deadline=deadline)
+        self.decoder = decoder = Decoder(source, SUMMARY, policy, Room(8, 8), self.entries, requests=2, layer_bytes=64, gather_timeout=gather_timeout)
         layers = [bytes(16 * 2 * 8 * 4)] * 2
         a, b = decoder.open("a"), decoder.open("b")
         decoder.extend(a, [b"0" * 32, b"1" * 32], lambda i: layers)
@@ -325,21 +325,21 @@ class Served(unittest.TestCase):
         self.assertEqual(self.step(source), set())
         self.assertEqual([len(items) for items in source.asked], [3, 2, 2, 1])
 
-    def test_until_the_deadline(self):
+    def test_until_the_timeout(self):
         for answer in (None, [NO_ROOM] * 3):
             began = time.monotonic()
-            self.assertEqual(self.step(Source(answer), deadline=0.1), {"a", "b"})
+            self.assertEqual(self.step(Source(answer), gather_timeout=0.1), {"a", "b"})
             self.assertLess(time.monotonic() - began, 5)
 
     def test_nobody_waits_for_a_daemon_that_is_away(self):
         source = Source(None)
         source.away = True
-        self.assertEqual(self.step(source, deadline=1e6), {"a", "b"})
+        self.assertEqual(self.step(source, gather_timeout=1e6), {"a", "b"})
         self.assertEqual(len(source.asked), 1, "it is asked once: it may be there again")
 
     def test_a_gather_that_does_not_end_is_cut(self):
         source = Source(UcmError(Status.DEADLINE, "late"))
-        self.assertEqual(self.step(source, deadline=0.1), {"a", "b"})
+        self.assertEqual(self.step(source, gather_timeout=0.1), {"a", "b"})
         self.assertEqual(source.cuts, 1)
 
     def test_no_entry(self):
@@ -378,7 +378,7 @@ class Served(unittest.TestCase):
         """What is copied within DRAM is waited for; what is read comes alongside the steps, some blocks in each."""
         asked, answers = [], []
 
-        def ref(registered, first, n, *, priority, deadline, timeout):
+        def ref(registered, first, n, *, priority, daemon_timeout, timeout):
             came, moved, read, missing = answers.pop(0)
             asked.append((first, n, priority))
             places = [None if i in missing else "place" for i in range(came)] + [None] * (n - came)
@@ -409,9 +409,9 @@ class Served(unittest.TestCase):
         """Nothing is waited for longer than was said, nothing counts before the step is over, and in vain is asked less and less often."""
         asked, answers = [], []
 
-        def ref(registered, first, n, *, priority, deadline, timeout):
+        def ref(registered, first, n, *, priority, daemon_timeout, timeout):
             came = answers.pop(0)
-            asked.append((first, n, round(deadline, 6)))
+            asked.append((first, n, round(daemon_timeout, 6)))
             return SimplePinned(["place"] * came + [None] * (n - came), came, 0, 0, 0)
 
         source = Source([OK])

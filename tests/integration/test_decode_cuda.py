@@ -286,7 +286,7 @@ class Decoders(unittest.TestCase):
         with mock.patch.dict(sys.modules, torch=fake):
             decoder = GpuDecoder(self.source, sparse.mean(SHAPE), self.steps, layer_bytes=0x100, landing=2, mapping=False,
                                  register=lambda ns, *_: ns.register(), build=lambda *what: self.built.append(what),
-                                 **{"deadline": 5.0, **more})
+                                 **{"gather_timeout": 5.0, **more})
         return decoder
 
     def two(self, decoder):
@@ -342,7 +342,7 @@ class Decoders(unittest.TestCase):
             self.assertEqual({sequence.name for sequence in decoder.serve()}, lost)
 
     def test_one_deadline_for_all(self):
-        decoder = self.decoder(None, deadline=0.1)
+        decoder = self.decoder(None, gather_timeout=0.1)
         self.two(decoder)
         self.steps.keys, self.steps.flags = [cuda.Key(0, 0, row) for row in range(5)], cuda.Flag.UNSERVED
         began = time.monotonic()
@@ -435,7 +435,7 @@ class Decoders(unittest.TestCase):
         decoder._mapping.ref.return_value = places
         decoder._load_some = lambda wanted: 0
         decoder.extend(a, [bytes([9]) * 32], lambda block: None)
-        decoder._mapping.ref.assert_called_once_with(a.registered, 0, 4, priority=7, deadline=GLANCE, timeout=5.0)
+        decoder._mapping.ref.assert_called_once_with(a.registered, 0, 4, priority=7, daemon_timeout=GLANCE, timeout=5.0)
         self.assertEqual((self.steps.calls[-1][0], self.steps.calls[-1][1], a.referenced, a.below), ("places", [0, 1, 2, 5], 3, False))
 
     def test_a_sequence_that_another_thread_brought(self):
@@ -451,7 +451,7 @@ class Decoders(unittest.TestCase):
         self.steps.unregistered = 3
         self.assertIs(decoder.ref_beside(registered, 0, 2, 0.5), decoder._mapping.ref.return_value)
         self.assertEqual(self.steps.registered, [decoder._mapping] * 3, "one slab a call: a step may wait for it")
-        self.assertEqual(decoder._mapping.ref.call_args, mock.call(registered, 0, 2, priority=7, deadline=0.5, timeout=5.0))
+        self.assertEqual(decoder._mapping.ref.call_args, mock.call(registered, 0, 2, priority=7, daemon_timeout=0.5, timeout=5.0))
         decoder._mapping = None
         self.assertIsNone(decoder.ref_beside(registered, 0, 2, 0.5))
 

@@ -427,7 +427,7 @@ class OnGpu(unittest.TestCase):
         self.assertTrue(both.decoder.serve())
 
     def test_killed(self):
-        both = self.together(deadline=0.3)
+        both = self.together(gather_timeout=0.3)
         both.draw()
         self.assertEqual(self.served(both), 0)
         self.eventually(lambda: self.stats()["nvme_writes"] >= BLOCKS)
@@ -443,7 +443,7 @@ class OnGpu(unittest.TestCase):
         both.decoder.update()
         self.start()
         self.link.open()
-        both.decoder.deadline = 5.0
+        both.decoder.gather_timeout = 5.0
         before = both.decoder.counts.mapped
         for _ in range(3):
             both.draw()

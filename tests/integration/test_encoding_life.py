@@ -19,7 +19,7 @@ from second_client import EXISTS, FAILED, MISS, OK, Daemon, OwnDaemons, keys
 import ucmclient  # noqa: E402
 
 IN_DRAM, ON_NVME, ON_SHARED = 1, 2, 3
-SHARE = {"shared.negative": "50ms", "shared.lookup_deadline": "10s", "shared.deadline": "30s"}
+SHARE = {"shared.negative": "50ms", "shared.lookup_timeout": "10s", "shared.timeout": "30s"}
 
 
 class Life(OwnDaemons, EncodingCase):

@@ -245,7 +245,7 @@ class Keys(Encrypted):
         self.assertTrue(self.listed()["reading"])
         self.assertEqual(set(self.load(list(kv))), {NO_ROOM})
         self.assertIn("being read", self.daemon.health())
-        self.restart(tenants=["* command:/bin/sleep 1000"], more={"deadline": "20ms"})
+        self.restart(tenants=["* command:/bin/sleep 1000"], more={"timeout": "20ms"})
         self.until(lambda: not self.listed()["reading"], "the command's deadline")
         self.assertIn("did not end within 20 ms", self.listed()["error"])
         self.restart()
@@ -264,7 +264,7 @@ class Keys(Encrypted):
         self.start()
         kv = self.store()
         held = self.hung()
-        self.restart(more={"deadline": "5s"})  # it waits 2 s for it
+        self.restart(more={"timeout": "5s"})  # it waits 2 s for it
         self.assertTrue(self.listed()["reading"])
         self.assertEqual(set(self.load(list(kv))), {NO_ROOM})
         self.until(lambda: not self.listed()["reading"], "its deadline")
@@ -311,7 +311,7 @@ class Keys(Encrypted):
     def test_a_command_that_takes_its_time_after_a_start_loses_nothing(self):
         fifo = os.path.join(self.directory, "fifo")
         os.mkfifo(fifo)
-        tenants, more = [f"* command:/bin/cat {fifo}"], {"deadline": "1min"}
+        tenants, more = [f"* command:/bin/cat {fifo}"], {"timeout": "1min"}
 
         def keys_come():
             with open(fifo, "w", encoding="ascii") as file:

@@ -29,10 +29,10 @@ class Keyed(Host):
         self.key_file = key_file
         tenants = f'encryption:\n  tenants: ["* file:{key_file}"]\n' if key_file else "{}\n"
         if secrets:
-            tenants += f"  secrets: {secrets}\n  deadline: 3s\n"
+            tenants += f"  secrets: {secrets}\n  timeout: 3s\n"
         self.daemon = Daemon(nvme=False, config=tenants,
-                             **{"shared.roots": directory, "shared.negative": "50ms", "shared.lookup_deadline": "10s",
-                                "shared.deadline": "30s", **options})
+                             **{"shared.roots": directory, "shared.negative": "50ms", "shared.lookup_timeout": "10s",
+                                "shared.timeout": "30s", **options})
         self.client = Client(self.daemon)
         self.ns = self.client.open(identity)
         self.regions = [Region(self.client, self.ns, identity, blocks, part) for part in range(identity["parts"])]
@@ -279,7 +279,7 @@ class Shared(Encrypted):
     def test_many_at_once(self):
         """More than may wait in memory that was encrypted into, by way of several roots' queues."""
         identity = dict(DEMO, layers=[8], layer_bytes=131072, model=self.id() + "big")
-        patient = {"arena.size": "256MiB", "shared.deadline": "600s"}
+        patient = {"arena.size": "256MiB", "shared.timeout": "600s"}
         host = self.host(self.one, identity=identity, **patient)
         for first in range(0, 160, 16):
             host.fill(16)

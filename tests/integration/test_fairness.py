@@ -153,7 +153,7 @@ class Hundred(Case):
     def setUpClass(cls):
         cls.weights = [100 + 50 * (i % 3) for i in range(cls.tenants)]
         settings = ",".join(f"uid:{FIRST_UID + i} weight={weight}" for i, weight in enumerate(cls.weights))
-        cls.daemon = Daemon(**{"arena.size": "256MiB", "arena.slab": "8MiB", "device.cpu_threads": "1", "request.deadline": "10min",
+        cls.daemon = Daemon(**{"arena.size": "256MiB", "arena.slab": "8MiB", "device.cpu_threads": "1", "request.timeout": "10min",
                                "tenant_settings": settings})
 
     def setUp(self):

@@ -52,7 +52,7 @@ class Gather(GatherCase):
         client, ns, pool, kv = self.stored()
         sequence = self.sequence(client, ns, range(BLOCKS))
         before = client.metrics()
-        for source in ({"sequence": sequence}, {"keys": keys(*range(BLOCKS))}, {"sequence": sequence, "priority": 7, "deadline_ms": 5000}):
+        for source in ({"sequence": sequence}, {"keys": keys(*range(BLOCKS))}, {"sequence": sequence, "priority": 7, "timeout_ms": 5000}):
             for items in (self.scattered(40), sorted(self.scattered(40)), [(7, 3, 60)], [(2, layer, layer) for layer in range(LAYERS)],
                           [(2, 4, 0), (2, 4, 9), (3, 4, 1)]):
                 pool.clear()

@@ -49,7 +49,7 @@ use_layerwise: true
         lines = [line for line in out.splitlines() if not line.strip().startswith("#") and line]
         self.assertEqual(lines, ["arena:", "  size: 64GiB", "share:",
                                  '  roots: ["DIRECTORY capacity=512GiB", "/tmp capacity=512GiB"]', "  threads: 256",
-                                 "  deadline: 30000ms"])
+                                 "  timeout: 30000ms"])
         for number, name in ((2, "ucm_connector_name"), (4, "store_pipeline"), (11, "store_health.enabled"),
                              (12, "something_new"), (13, "use_layerwise")):
             self.assertRegex(out, rf"(?m)^# line {number}, {name}: ")

@@ -253,7 +253,7 @@ class Prefix(Case):
             self.until(lambda: client.metrics()["shared_writes"] >= 8)
             self.assertTrue(Table(client, ns).wait(LIVE).shared)
             first.stop()
-            other = Daemon(nvme=False, **{"shared.roots": root, "shared.lookup_deadline": "10s", "shared.deadline": "30s"})
+            other = Daemon(nvme=False, **{"shared.roots": root, "shared.lookup_timeout": "10s", "shared.timeout": "30s"})
             try:
                 client = Reader(other)
                 region = Region(client, client.open(dict(DEMO, model=self.id())), DEMO, 16)

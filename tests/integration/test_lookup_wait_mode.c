@@ -106,8 +106,8 @@ static void begin(void)
     cr_assert(metric_reaches(worker.client, "shared_writes", STORED + 1, CALL_MS));
     worker_close(&worker);
     host_remove(&host);
-    host = (struct host){.sets = {roots[1], "shared.negative=0ms", "shared.lookup_deadline=10s",
-                                  "shared.deadline=60s", NULL}};
+    host = (struct host){.sets = {roots[1], "shared.negative=0ms", "shared.lookup_timeout=10s",
+                                  "shared.timeout=60s", NULL}};
     host_start(&host);
     worker_open(&worker, &host, &OPTIONS);
     worker_store(&worker, 100, 1);

@@ -108,7 +108,7 @@ class Refs(Case):
 
     def test_more_than_fits(self):
         client, _, mapping, sequence, kv = self.referenced(5 * SLOTS)
-        places = mapping.ref(sequence, 5 * SLOTS, deadline_ms=20000)
+        places = mapping.ref(sequence, 5 * SLOTS, timeout_ms=20000)
         self.assertEqual(sum(place is not None for place in places), 4 * SLOTS)
         self.assertEqual(mapping.last.get("missing", 0), 0)
         self.assert_read(mapping, [p for p in places if p], [b for p, b in zip(places, kv) if p])
@@ -241,10 +241,10 @@ class Tenants(OwnDaemons, Case):
         sequence, _ = self.sequence(client, self.summaries(client, ns), range(blocks))
         mapping = SharedMapping(client, ns)
         mapping.part = part
-        first = client.call("mapping.ref", mapping=mapping.number, sequence=sequence, n=blocks, deadline_ms=20000)
+        first = client.call("mapping.ref", mapping=mapping.number, sequence=sequence, n=blocks, timeout_ms=20000)
         places = mapping.take(first)
         self.assertEqual((first["more"], len(first["granted"]), len(places)), (True, 64, 64))
-        places += mapping.ref(sequence, blocks - 64, 64, deadline_ms=20000)
+        places += mapping.ref(sequence, blocks - 64, 64, timeout_ms=20000)
         self.assertEqual((mapping.last.get("more", False), len(mapping.slabs), len({p[0] for p in places})), (False, blocks, blocks))
         for place, block in zip(places, kv):
             self.assertEqual(mapping.read(place), block.tobytes())
@@ -273,7 +273,7 @@ class Tenants(OwnDaemons, Case):
         self.start(tenants="team uid:2003 uid:2004")
 
         def refs(mapping, sequence):
-            return sum(place is not None for place in mapping.ref(sequence, 4 * SLOTS, deadline_ms=20000))
+            return sum(place is not None for place in mapping.ref(sequence, 4 * SLOTS, timeout_ms=20000))
         a, _, a_mapping, a_sequence, _ = self.of(2003, 4 * SLOTS, 5)
         most = 3 * SLAB // a_mapping.slot_bytes
         self.assertEqual(refs(a_mapping, a_sequence), most)
@@ -282,7 +282,7 @@ class Tenants(OwnDaemons, Case):
         before = b.metrics()["mapping_refs"]
         a.close()
         self.until(lambda: b.metrics()["mapping_refs"] == before - most, "the end of the first one's references")
-        places = b_mapping.ref(b_sequence, 4 * SLOTS, deadline_ms=20000)
+        places = b_mapping.ref(b_sequence, 4 * SLOTS, timeout_ms=20000)
         self.assertEqual(sum(place is not None for place in places), most)
         self.assert_read(b_mapping, [p for p in places if p], [k for p, k in zip(places, b_kv) if p])
         b.close()
@@ -291,10 +291,10 @@ class Tenants(OwnDaemons, Case):
     def test_a_tenant_gets_its_part_from_another_that_has_more(self):
         self.start()
         a, _, a_mapping, a_sequence, a_kv = self.of(None, 4 * SLOTS, 5)
-        a_places = a_mapping.ref(a_sequence, 4 * SLOTS, deadline_ms=20000)
+        a_places = a_mapping.ref(a_sequence, 4 * SLOTS, timeout_ms=20000)
         self.assertEqual(sum(p is not None for p in a_places), 4 * SLOTS)
         b, _, b_mapping, b_sequence, b_kv = self.of(OTHER_UID, 4 * SLOTS, 6)
-        msgid = b.begin("mapping.ref", mapping=b_mapping.number, sequence=b_sequence, n=4 * SLOTS, deadline_ms=20000)
+        msgid = b.begin("mapping.ref", mapping=b_mapping.number, sequence=b_sequence, n=4 * SLOTS, timeout_ms=20000)
         released = []
 
         def release():
@@ -317,9 +317,9 @@ class Tenants(OwnDaemons, Case):
     def test_who_does_not_release_is_dropped(self):
         self.start()
         a, _, a_mapping, a_sequence, _ = self.of(None, 4 * SLOTS, 5)
-        a_mapping.ref(a_sequence, 4 * SLOTS, deadline_ms=20000)
+        a_mapping.ref(a_sequence, 4 * SLOTS, timeout_ms=20000)
         b, _, b_mapping, b_sequence, b_kv = self.of(OTHER_UID, SLOTS, 6)
-        places = b_mapping.ref(b_sequence, SLOTS, deadline_ms=30000)
+        places = b_mapping.ref(b_sequence, SLOTS, timeout_ms=30000)
         self.assert_read(b_mapping, places, b_kv)
         with self.assertRaises(Closed):
             self.until(lambda: a.call("health") is None, "the end of the connection")
@@ -329,13 +329,13 @@ class Tenants(OwnDaemons, Case):
     def test_a_client_that_dies_gives_all_back(self):
         self.start()
         a, _, a_mapping, a_sequence, _ = self.of(None, 4 * SLOTS, 5)
-        a_mapping.ref(a_sequence, 4 * SLOTS, deadline_ms=20000)
+        a_mapping.ref(a_sequence, 4 * SLOTS, timeout_ms=20000)
         a.close()
         b, _, b_mapping, b_sequence, b_kv = self.of(OTHER_UID, 4 * SLOTS, 6)
         self.until(lambda: b.metrics()["mappings"] == 1)
         self.assertEqual(b.metrics()["mapping_refs"], 0)
         # What nobody references is DRAM of its tenant, up to that one's part.
-        places = b_mapping.ref(b_sequence, 4 * SLOTS, deadline_ms=20000)
+        places = b_mapping.ref(b_sequence, 4 * SLOTS, timeout_ms=20000)
         self.assertGreaterEqual(sum(place is not None for place in places), 2 * SLOTS)
         self.assert_read(b_mapping, [p for p in places if p], [k for p, k in zip(places, b_kv) if p])
 
@@ -344,17 +344,17 @@ class Tenants(OwnDaemons, Case):
         tenant has all that it may have."""
         self.start()
         a, a_ns, a_mapping, a_sequence, _ = self.of(None, 4 * SLOTS, 5)
-        a_mapping.ref(a_sequence, 4 * SLOTS, deadline_ms=20000)
+        a_mapping.ref(a_sequence, 4 * SLOTS, timeout_ms=20000)
         self.assertEqual(len(a_mapping.slabs), 4)
         a.call("mapping.close", mapping=a_mapping.number)
         a.call("sequence.close", sequence=a_sequence)
         a.call("evict", ns=a_ns, keys=keys(*range(4 * SLOTS)))
         self.until(lambda: self.daemon.log().count("mapping-kept") == 4, "all slabs to be found kept")
         again, _, mapping, sequence, _ = self.of(None, SLOTS, 7, "again")
-        self.assertEqual(set(mapping.ref(sequence, SLOTS, deadline_ms=2000)), {None})
+        self.assertEqual(set(mapping.ref(sequence, SLOTS, timeout_ms=2000)), {None})
         again.close()
         b, _, b_mapping, b_sequence, b_kv = self.of(OTHER_UID, 4 * SLOTS, 6)
-        places = b_mapping.ref(b_sequence, 4 * SLOTS, deadline_ms=20000)
+        places = b_mapping.ref(b_sequence, 4 * SLOTS, timeout_ms=20000)
         self.assert_read(b_mapping, places, b_kv)
         self.assertEqual(b.metrics()["mapping_bytes"], 8 * SLAB)
         for memory in a_mapping.slabs.values():
@@ -362,7 +362,7 @@ class Tenants(OwnDaemons, Case):
         self.until(lambda: b.metrics()["mapping_bytes"] == 4 * SLAB, "the end of what was kept")
         b.close()
         _, _, mapping, sequence, kv = self.of(None, SLOTS, 8, "at last")
-        self.assert_read(mapping, mapping.ref(sequence, SLOTS, deadline_ms=20000), kv)
+        self.assert_read(mapping, mapping.ref(sequence, SLOTS, timeout_ms=20000), kv)
 
     def test_mapping_size_is_lowered_and_raised(self):
         self.lowered_and_raised(lambda client: self.assertNotIn("refused", client.call("config.reload")))
@@ -375,7 +375,7 @@ class Tenants(OwnDaemons, Case):
         self.options = {}
         self.start(config=config.format(4))
         a, _, mapping, sequence, kv = self.of(None, 4 * SLOTS, 5)
-        places = mapping.ref(sequence, 4 * SLOTS, deadline_ms=20000)
+        places = mapping.ref(sequence, 4 * SLOTS, timeout_ms=20000)
         self.daemon.configure(config.format(1))
         reload(a)
         self.until(lambda: self.give_back(mapping) == 1, "the release of all but one slab")
@@ -385,7 +385,7 @@ class Tenants(OwnDaemons, Case):
         self.assert_read(mapping, *zip(*left))
         self.daemon.configure(config.format(4))
         a.call("config.reload")
-        places = mapping.ref(sequence, 4 * SLOTS, deadline_ms=20000)
+        places = mapping.ref(sequence, 4 * SLOTS, timeout_ms=20000)
         self.assert_read(mapping, places, kv)
 
     def lower(self, config, how, *mappings):
@@ -410,7 +410,7 @@ class Tenants(OwnDaemons, Case):
         self.options = {}
         self.start(config=config.format(4))
         a, _, mapping, sequence, kv = self.of(None, 4 * SLOTS, 5)
-        places = mapping.ref(sequence, 4 * SLOTS, deadline_ms=20000)
+        places = mapping.ref(sequence, 4 * SLOTS, timeout_ms=20000)
         kept = [i for i, place in enumerate(places) if place[0] == places[0][0]]
         for i in set(range(4 * SLOTS)) - set(kept):
             a.call("mapping.unref", mapping=mapping.number, sequence=sequence, first=i, n=1)
@@ -423,9 +423,9 @@ class Tenants(OwnDaemons, Case):
         self.options = {}
         self.start(config=config.format(4))
         a, _, a_mapping, a_sequence, _ = self.of(None, 2 * SLOTS, 5)
-        a_mapping.ref(a_sequence, 2 * SLOTS, deadline_ms=20000)
+        a_mapping.ref(a_sequence, 2 * SLOTS, timeout_ms=20000)
         _, _, b_mapping, b_sequence, _ = self.of(OTHER_UID, 2 * SLOTS, 6)
-        b_mapping.ref(b_sequence, 2 * SLOTS, deadline_ms=20000)
+        b_mapping.ref(b_sequence, 2 * SLOTS, timeout_ms=20000)
         self.assertEqual(self.lower(config.format(2), lambda: a.call("config.reload"), a_mapping, b_mapping), [1, 1])
 
 
@@ -456,7 +456,7 @@ class Padding(Case):
 class Stops(OwnDaemons, Case):
     def test_what_ends_refs_whose_reads_last(self):
         """Of blocks on a root whose process stands still."""
-        self.daemon = Daemon(nvme=False, **MAPPINGS, **{"shared.roots": self.directory, "shared.deadline": "600s"})
+        self.daemon = Daemon(nvme=False, **MAPPINGS, **{"shared.roots": self.directory, "shared.timeout": "600s"})
         self.addCleanup(self.daemon.stop)
         client, ns, _, kv = self.stored(8)
         names = range(8)
@@ -472,7 +472,7 @@ class Stops(OwnDaemons, Case):
             sequence, _ = self.sequence(reader, self.summaries(reader, ns), names)
             mapping = SharedMapping(reader, ns)
             # Nothing but that end ends it: its deadline is far.
-            ref = reader.begin("mapping.ref", mapping=mapping.number, sequence=sequence, first=0, n=8, deadline_ms=600000)
+            ref = reader.begin("mapping.ref", mapping=mapping.number, sequence=sequence, first=0, n=8, timeout_ms=600000)
             self.until(lambda: client.metrics()["requests_active"] >= 1, "the reference")
             self.until(lambda: client.call("stats")["shared_roots"][0]["in_flight"] >= 8, "the reads")
             if end == "the connection's end":

@@ -32,9 +32,9 @@ from ucmclient.engine.vllm.link import Link
 
 PAGES, SIZE = 24, 4096
 test_trtllm.PAGES, test_trtllm.SIZE, test_vllm_tier.SIZE = PAGES, SIZE, SIZE
-QUICK = {"retry_interval": 0.05, "connect_timeout": 5.0, "lookup_timeout": 5.0, "transfer_deadline": 20.0}
+QUICK = {"retry_interval": 0.05, "connect_timeout": 5.0, "lookup_timeout": 5.0, "transfer_timeout": 20.0}
 #: Of a daemon that is going to die or stop: what is late is tried again.
-IMPATIENT = {"lookup_timeout": 0.3, "transfer_deadline": 0.3}
+IMPATIENT = {"lookup_timeout": 0.3, "transfer_timeout": 0.3}
 
 
 def right(name):
@@ -424,7 +424,7 @@ class Trouble(test_page_store.Case):
         from ucmclient.engine.ucm import core as ucm
         from ucmclient.engine.vllm import tier
         deadline, new = 2.0, [f"new {i}" for i in range(8)]
-        plugins = {name: one for name, one in self.plugins(lookup_timeout=0.3, transfer_deadline=deadline).items() if isinstance(one, (Ucm, UcmOlder, Tier, TensorRT))}
+        plugins = {name: one for name, one in self.plugins(lookup_timeout=0.3, transfer_timeout=deadline).items() if isinstance(one, (Ucm, UcmOlder, Tier, TensorRT))}
         self.ready(plugins)
         self.stop()
         try:

@@ -161,7 +161,7 @@ class Frames(Case):
         self.assertEqual(answer["version"], PAGE.limits["protocol version"])
         self.assertLessEqual(answer["max_frame_bytes"], PAGE.limits["bytes of a frame's body"])
         self.assertLessEqual(answer["max_keys"], PAGE.limits["keys of a request"])
-        self.assertLessEqual(answer["max_deadline_ms"], PAGE.limits["milliseconds of a timeout"])
+        self.assertLessEqual(answer["max_timeout_ms"], PAGE.limits["milliseconds of a timeout"])
         self.assertEqual(answer["instance"], self.client().limits["instance"])
         self.assertTrue(answer["admin"])  # as the daemon's own uid
 

@@ -50,7 +50,7 @@ class Blocks(Case):
         again = region.call("dump", "abc", [7, 3, 7])
         self.assertEqual(again, {"status": bytes([EXISTS, EXISTS, OK]), "bytes": region.size})
         _, target = self.again()
-        answer = target.call("load", "bxa", [0, 1, 15], priority=7, deadline_ms=3600000)
+        answer = target.call("load", "bxa", [0, 1, 15], priority=7, timeout_ms=3600000)
         self.assertEqual(answer, {"status": bytes([OK, MISS, OK]), "bytes": 2 * region.size})
         self.assertEqual((target.bytes(0), target.bytes(15), target.bytes(2)), (second, first, bytes(region.size)))
 
@@ -285,7 +285,7 @@ class Blocks(Case):
         self.assertEqual(client.wait(many)["bytes"], 60 * region.size)
         for method, stop in [(method, stop) for method in ("load", "prefetch") for stop in ("cancel", "deadline")]:
             client.call("evict", ns=ns, tier=1)
-            how = {"deadline_ms": 1} if stop == "deadline" else {"_more": True}
+            how = {"timeout_ms": 1} if stop == "deadline" else {"_more": True}
             region.memory[:] = bytes(len(region.memory))
             if method == "load":
                 many = region.begin("load", range(60), range(60), **how)
@@ -299,7 +299,7 @@ class Blocks(Case):
             self.assertEqual(client.call("cancel", msgid=many).get("cancelled", False), False)
             for block, status in enumerate(answer["status"] if method == "load" else b""):
                 self.assertTrue(status == CANCELLED or region.bytes(block) == before[block])
-        self.assertEqual(set(region.dump(range(60, 120), range(60), deadline_ms=1)) - {OK, CANCELLED}, set())
+        self.assertEqual(set(region.dump(range(60, 120), range(60), timeout_ms=1)) - {OK, CANCELLED}, set())
         self.assertEqual(set(region.dump(range(60, 70), range(10))) - {OK, EXISTS}, set())
 
     def test_unregister_ends_what_is_under_way(self):

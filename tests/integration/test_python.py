@@ -198,7 +198,7 @@ class Blocks(Case):
         self.assertEqual(ns.evict(key("d")), (0, 1))
         self.assertEqual(ns.unpin(), 1)
         self.assertTrue(ns.prefetch(key("d"), part=0, priority=3).wait().all_ok)
-        region.load(key("d"), [9], priority=7, deadline=5.0).wait()
+        region.load(key("d"), [9], priority=7, daemon_timeout=5.0).wait()
         self.assertEqual(self.bytes(shared, 9), stored)
         self.assertEqual(ns.evict(key("d")), (1, 0))
         self.assertEqual(ns.lookup_prefix(key("d")).blocks, 0)

@@ -69,7 +69,7 @@ class Share(Retrieval):
 
     def test_another_host_finds_the_summaries(self):
         with tempfile.TemporaryDirectory(prefix="shared.") as directory:
-            hosts = [Daemon(nvme=False, **{"shared.roots": directory, "shared.negative": "50ms", "shared.lookup_deadline": "10s", "shared.deadline": "30s"})
+            hosts = [Daemon(nvme=False, **{"shared.roots": directory, "shared.negative": "50ms", "shared.lookup_timeout": "10s", "shared.timeout": "30s"})
                      for _ in range(2)]
             try:
                 self.two_hosts(*hosts)

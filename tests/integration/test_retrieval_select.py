@@ -176,7 +176,7 @@ class Selections(Retrieval):
         codes = []
         for how in ("cancel", "deadline"):
             for _ in range(20):
-                msgid = client.begin("select", deadline_ms=1 if how == "deadline" else 0, **long)
+                msgid = client.begin("select", timeout_ms=1 if how == "deadline" else 0, **long)
                 if how == "cancel":
                     client.call("cancel", msgid=msgid)
                 try:

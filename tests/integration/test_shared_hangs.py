@@ -29,7 +29,7 @@ class Hangs(OwnDaemons, Case):
     def start(self, **more):
         if self.kept:
             more["arena.persist_dir"] = self.kept
-        daemon = Daemon(directory=self.directory, **{"shared.roots": self.root, "shared.deadline": "1s", "shared.threads": "2",
+        daemon = Daemon(directory=self.directory, **{"shared.roots": self.root, "shared.timeout": "1s", "shared.threads": "2",
                                                "shutdown.drain": "600s"} | more)
         self.addCleanup(daemon.stop)
         client = Client(daemon)
@@ -88,7 +88,7 @@ class Hangs(OwnDaemons, Case):
                 os.kill(pid, signal.SIGCONT)
 
     def test_more_requests_than_a_connection_may_have_are_refused(self):
-        _daemon, client, ns, region = self.start(**{"shared.deadline": "600s", "limits.requests_per_connection": "8"})
+        _daemon, client, ns, region = self.start(**{"shared.timeout": "600s", "limits.requests_per_connection": "8"})
         self.well(client)
         with self.hanging(client):
             asked = [client.begin("lookup", ns=ns, keys=keys(name), wait_ms=600000) for name in range(8)]
@@ -111,7 +111,7 @@ class Hangs(OwnDaemons, Case):
             self.ends(daemon, bytes_of)
 
     def test_what_waits_longer_than_the_drain_is_given_up(self):
-        daemon, client, self.ns, region = self.start(**{"shared.deadline": "600s", "shutdown.drain": "1s"})
+        daemon, client, self.ns, region = self.start(**{"shared.timeout": "600s", "shutdown.drain": "1s"})
         self.well(client)
         with self.hanging(client):
             bytes_of = self.dumped(region, 0)

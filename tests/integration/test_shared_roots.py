@@ -22,7 +22,7 @@ from second_client import (DEMO, DENIED, EXISTS, MISS, NOT_FOUND, OK, OTHER_UID,
 from shared_case import HEADER, Host, SharedCase
 
 SUITE_TIMEOUT_S = 300
-DEADLINE_S = 4  # shared.deadline where a server hangs
+DEADLINE_S = 4  # shared.timeout where a server hangs
 FILE = re.compile(r"[0-9a-f]+-[0-9a-f]{32}-[0-9a-f]{2}$")
 BIG = dict(DEMO, layer_bytes=262144)
 
@@ -43,7 +43,7 @@ class RootsCase(SharedCase):
         """A host over these words of shared.roots. No storage hangs here, so deadlines are such as a busy machine meets: a
         write that misses its deadline is dropped."""
         words = {"shared.roots": ",".join(roots)} if isinstance(roots, list) else roots
-        options = {"shared.lookup_deadline": "10s", "shared.deadline": "30s", "shutdown.drain": "2s", **options}
+        options = {"shared.lookup_timeout": "10s", "shared.timeout": "30s", "shutdown.drain": "2s", **options}
         self.hosts.append(Host("", self.identity, blocks, **{**words, **options}))
         return self.hosts[-1]
 
@@ -393,15 +393,15 @@ class HungDirectory(RootsCase):
         self.assertEqual(self.good(host, more), list(more))
 
     def begun(self):
-        host = self.over(self.roots[:1], **{"shared.deadline": "1s", "shared.lookup_deadline": "100ms", "shared.threads": "4"})
-        # A write that takes a busy disk longer than shared.deadline is given up.
+        host = self.over(self.roots[:1], **{"shared.timeout": "1s", "shared.lookup_timeout": "100ms", "shared.threads": "4"})
+        # A write that takes a busy disk longer than shared.timeout is given up.
         for first in range(0, 400, 4):
             names = range(first, first + 4)
             bytes_of = self.dumped(host, names)
             self.until(lambda: self.settled(host), "the end of their writing")
             if all(host.shared(name) == "ready" for name in names):
                 return host, bytes_of
-        self.fail("the disk writes no four blocks within shared.deadline")
+        self.fail("the disk writes no four blocks within shared.timeout")
 
     def settled(self, host):
         root = host.root()
@@ -439,7 +439,7 @@ class Hung(unittest.TestCase):
 
     def setUp(self):
         self.identity = dict(DEMO, model=self.id())
-        self.fleet = hosts.Fleet(2, **{"shared.lookup_deadline": "50ms", "shared.deadline": f"{DEADLINE_S}s", "shutdown.drain": "2s",
+        self.fleet = hosts.Fleet(2, **{"shared.lookup_timeout": "50ms", "shared.timeout": f"{DEADLINE_S}s", "shutdown.drain": "2s",
                                        "arena.size": "16MiB"})
         self.addCleanup(self.fleet.close)
 
@@ -456,7 +456,7 @@ class Hung(unittest.TestCase):
         return answer, time.monotonic() - began
 
     def written(self, client, ns, region):
-        """Names of eight blocks on the root, and their bytes. A write that takes a busy machine longer than shared.deadline is given up, and
+        """Names of eight blocks on the root, and their bytes. A write that takes a busy machine longer than shared.timeout is given up, and
         others are dumped then."""
         def ready(names):
             return all(client.call("inspect", ns=ns, key=keys(name))["parts"][0]["shared"] == "ready" for name in names)
@@ -470,7 +470,7 @@ class Hung(unittest.TestCase):
             self.until(lambda: ready(names) or given_up() > before, "the end of their writing")
             if ready(names):
                 return names, bytes_of
-        self.fail("the server writes no eight blocks within shared.deadline")
+        self.fail("the server writes no eight blocks within shared.timeout")
 
     def test_it_costs_its_own_hits_only(self):
         one, other = self.fleet.hosts
@@ -483,7 +483,7 @@ class Hung(unittest.TestCase):
         try:
             waits = [self.timed(there, there_ns, *names[:4], *(f"{turn}/{i}" for i in range(50))) for turn in range(20)]
             self.assertEqual([answer["hits"] for answer, _ in waits], [4] * 20)
-            self.assertLess(sorted(seconds for _, seconds in waits)[10], DEADLINE_S, "shared.lookup_deadline is 50 ms")
+            self.assertLess(sorted(seconds for _, seconds in waits)[10], DEADLINE_S, "shared.lookup_timeout is 50 ms")
             began = time.monotonic()
             for _ in range(20):
                 self.assertEqual(set(there_region.load(names[:4], range(4))), {OK})

@@ -143,7 +143,7 @@ class Buckets(OwnDaemons, Case):
 
     def test_a_server_that_fails_for_long(self):
         right = self.written(self.host())
-        host = self.host(**{"shared.deadline": "2s", "shared.lookup_deadline": "2s"})
+        host = self.host(**{"shared.timeout": "2s", "shared.lookup_timeout": "2s"})
         self.until(lambda: host.root()["health"] == "up")
         self.proxy.harm("503", ("GET",), 1 << 30)
         self.assertEqual(host.loaded(right), 0)

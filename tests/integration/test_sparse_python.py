@@ -397,7 +397,7 @@ class Gathers(Case):
         with worker.summaries() as summaries, summaries.sequence(names(), build=True) as sequence:
             chosen = sequence.select(1, query()).union()
             items = np.array([(block, 1, slot) for slot, block in enumerate(chosen)], np.uint32)
-            result = pool.gather(sequence, items, priority=7, deadline=5).wait()
+            result = pool.gather(sequence, items, priority=7, daemon_timeout=5).wait()
             self.assertTrue(result.all_ok)
             self.assertEqual((result.ok, len(result.blocks), result.bytes), (len(chosen), len(chosen), len(chosen) * LAYER))
             np.testing.assert_array_equal(slots[: len(chosen)], worker.pages[1, list(chosen)])
@@ -496,7 +496,7 @@ class Restart(unittest.TestCase):
             prefetch.close(used=len(chosen))
             stats = prefetcher.stats()
             self.assertEqual((stats.useful, stats.useless, stats.held_bytes), (len(chosen), 0, 0))
-            with prefetcher.submit(sequence, [0], batch=9, deadline=0.05) as late:
+            with prefetcher.submit(sequence, [0], batch=9, daemon_timeout=0.05) as late:
                 self.assertEqual(late.wait().missing, 1)
             more = sequence.select(0, query(6), sparse.TopK(sparse_ratio=1), prefetch=2).union()
             wanted = b"".join(names()[32 * b : 32 * b + 32] for b in more)

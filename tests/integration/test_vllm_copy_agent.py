@@ -217,7 +217,7 @@ class CopyAgents(Case):
         self.assertEqual(self.fake.calls(), "OR")  # the library itself goes on with the new daemon
 
     def test_a_daemon_that_hangs(self):
-        a, b = self.engine(), self.engine(async_load=False, transfer_deadline=0.2)
+        a, b = self.engine(), self.engine(async_load=False, transfer_timeout=0.2)
         tokens = prompt(307, 100)
         self.check(a, Request("cold", tokens))
         self.fake.calls()

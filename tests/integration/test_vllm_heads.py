@@ -117,7 +117,7 @@ class TwoHosts(Case):
         self.addCleanup(self.stop)
 
     def host(self):
-        return daemon(**{"shared.roots": self.directory, "shared.negative": "50ms", "shared.lookup_deadline": "10s", "shared.deadline": "30s"})
+        return daemon(**{"shared.roots": self.directory, "shared.negative": "50ms", "shared.lookup_timeout": "10s", "shared.timeout": "30s"})
 
     def test_prefill_of_two_ranks_serves_decode_of_one_and_of_four(self):
         tokens = prompt(780, 150)

@@ -238,7 +238,7 @@ class Trouble(HybridCase):
 
     def test_the_daemon_dies_and_comes_back(self):
         for name, groups in (("alike", ALIKE), ("states", STATES)):
-            self.dies(self.engine(groups, transfer_deadline=2.0, salt=name), self.engine(groups, salt=name))
+            self.dies(self.engine(groups, transfer_timeout=2.0, salt=name), self.engine(groups, salt=name))
 
     def dies(self, a, b):
         self.check(a, Request("cold", prompt(12, 200)))

@@ -403,7 +403,7 @@ class Moves(unittest.TestCase):
     def test_an_event_that_never_comes(self):
         memory = SharedMemory(8 * 4096)
         view = engine_pages.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
-        half = WorkerHalf(settings.Settings(socket="/nonexistent", connect_timeout=0.1, transfer_deadline=0.05), None,
+        half = WorkerHalf(settings.Settings(socket="/nonexistent", connect_timeout=0.1, transfer_timeout=0.05), None,
                           layout.layout_of({"0": view}, 8), name="test", part=0, writes=True, on_gpu=False,
                           event=lambda: SimpleNamespace(query=lambda: False))
         half.close()

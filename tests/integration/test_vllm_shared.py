@@ -47,8 +47,8 @@ class Slow:
         if self.directory is None:
             type(self).directory = tempfile.mkdtemp(prefix="ucm-shared-")
             self.store()
-        self.daemon = daemon(nvme=False, **{"shared.roots": self.directory, "shared.deadline": "60s",
-                                            "shared.lookup_deadline": "10s", "shared.negative": "0ms"})
+        self.daemon = daemon(nvme=False, **{"shared.roots": self.directory, "shared.timeout": "60s",
+                                            "shared.lookup_timeout": "10s", "shared.negative": "0ms"})
         self.addCleanup(self.stop)
         self.eventually(lambda: self.root()["health"] == "up" and self.root()["pid"])
 

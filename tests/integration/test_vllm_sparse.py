@@ -194,7 +194,7 @@ class Trouble(SparseCase):
 
     def test_killed_and_back_with_its_disk(self):
         """Nothing is computed again, and the new daemon keeps the blocks from then on."""
-        e, sequences = self.engine(ranks=2, gather_deadline=20.0), []
+        e, sequences = self.engine(ranks=2, gather_timeout=20.0), []
 
         def kill():
             self.eventually(lambda: self.stats()["nvme_writes"] >= 2 * 7)
@@ -255,7 +255,7 @@ class Trouble(SparseCase):
                 shutil.rmtree(self.directory, True)
                 os.mkdir(self.directory)
                 self.daemon = daemon(directory=self.directory, config=config.format(8))
-                e, counts = self.engine(ALL, ranks=2, mapping=True, apart=apart, gather_deadline=20.0), []
+                e, counts = self.engine(ALL, ranks=2, mapping=True, apart=apart, gather_timeout=20.0), []
 
                 def happen():
                     counts.append([replace(self.counts(e, r)) for r in (0, 1)])
@@ -290,7 +290,7 @@ class Trouble(SparseCase):
         self.assertGreater(e.recomputed, 0)
 
     def test_stalled(self):
-        e, pid = self.engine(gather_deadline=0.2), self.daemon.process.pid
+        e, pid = self.engine(gather_timeout=0.2), self.daemon.process.pid
 
         def stall():
             halt(pid)
@@ -304,7 +304,7 @@ class Trouble(SparseCase):
         self.assertGreater(e.recomputed, 0)
 
     def gone_for_good(self, blocks):
-        e = self.engine(blocks=blocks, gather_deadline=0.1, patience=0.1, retry_interval=10.0, lookup_timeout=0.2)
+        e = self.engine(blocks=blocks, gather_timeout=0.1, patience=0.1, retry_interval=10.0, lookup_timeout=0.2)
         request = e.request("r", prompt(600, 100), outputs=15)
         self.addCleanup(setattr, self, "daemon", None)
 

@@ -151,7 +151,7 @@ class Trouble(Case):
 
     def test_a_step_waits_for_a_daemon_that_is_stopped(self):
         """Until it runs again it may be in the middle of a copy into blocks that the step computes."""
-        a, b, tokens, order = self.engine(), self.engine(async_load=False, transfer_deadline=1.0), prompt(57, 150), []
+        a, b, tokens, order = self.engine(), self.engine(async_load=False, transfer_timeout=1.0), prompt(57, 150), []
         self.check(a, Request("cold", tokens))
         load, drop, give_up, pid = Region.load, link_module.Link._drop, WorkerHalf._give_up, self.daemon.process.pid
 
@@ -313,7 +313,7 @@ class Trouble(Case):
 
     def test_loads_within_the_step_are_given_up(self):
         for layerwise in (False, True):
-            a, b = self.engine(), self.engine(async_load=False, layerwise=layerwise, transfer_deadline=0.2)
+            a, b = self.engine(), self.engine(async_load=False, layerwise=layerwise, transfer_timeout=0.2)
             tokens = prompt(93 + layerwise, 150)
             self.check(a, Request("cold", tokens))
             pid, start = self.daemon.process.pid, b.ranks[0].connector.start_load_kv

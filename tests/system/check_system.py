@@ -18,7 +18,7 @@ import swift_case  # noqa: E402
 
 TREE = "/opt/tree"  # of this repository, as far as worker.py needs it
 SMALL = "arena:\n  size: 64MiB\n  slab: 1MiB\ndevice:\n  cuda: off\n"
-PATIENT = "  lookup_deadline: 10s\n  deadline: 30s\n"  # of shared: the machine may be busy
+PATIENT = "  lookup_timeout: 10s\n  timeout: 30s\n"  # of shared: the machine may be busy
 # Of `systemd-analyze security`. The network that nfs:// needs costs 0.5 for PrivateNetwork= and 0.2 for the families.
 EXPOSURE, EXPOSURE_NFS = 1.0, 1.7
 GANESHA = """

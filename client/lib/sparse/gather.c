@@ -43,7 +43,7 @@ int ucm_gather(struct ucm_region *pool, const struct ucm_gather_spec *f, int tim
     m.items =
         (struct proto_bin){(const uint8_t *)f->items, f->n_items * (uint32_t)sizeof *f->items};
     m.priority = f->priority;
-    m.deadline_ms = f->deadline_ms;
+    m.timeout_ms = f->daemon_timeout_ms;
     deadline_ns = client_deadline(c, timeout_ms);
     r = f->sequence
             ? client_sequence_task(f->sequence, &m.sequence, &q, f->n_items, deadline_ns, out)

@@ -102,7 +102,7 @@ static int ref_send(struct ref_call *ref, const struct ucm_mapping_ref *what, ui
     if (r == 0) {
         m.mapping = w->id;
         m.sequence = what->sequence->id;
-        m.deadline_ms = client_answer_ms(what->deadline_ms, deadline_ns);
+        m.timeout_ms = client_answer_ms(what->daemon_timeout_ms, deadline_ns);
         r = client_request_wait(&ref->call, &q, deadline_ns);
         if (r < 0 && r != -UCM_EBUSY && r != -UCM_EINVALID && r != -UCM_ENOTFOUND)
             client_mapping_abandon(w);

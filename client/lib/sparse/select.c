@@ -258,7 +258,7 @@ static void piece_message(const struct selection *sel, struct msg_select *m)
         .recent_blocks = s->choose.recent_blocks,
         .scores = sel->out->scores != NULL,
         .prefetch = s->prefetch,
-        .deadline_ms = s->deadline_ms,
+        .timeout_ms = s->daemon_timeout_ms,
     };
 }
 

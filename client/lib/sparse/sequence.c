@@ -130,7 +130,7 @@ uint64_t client_answer_ms(uint32_t asked_ms, int64_t deadline_ns)
         left_ms = 1;
     if (asked_ms > 0 && asked_ms < left_ms)
         return asked_ms;
-    return left_ms < UCM_DEADLINE_MS ? (uint64_t)left_ms : UCM_DEADLINE_MS;
+    return left_ms < UCM_TIMEOUT_MS ? (uint64_t)left_ms : UCM_TIMEOUT_MS;
 }
 
 /* One request, on the connection that knows the sequence; CLIENT_AGAIN if it is another one by now.
@@ -155,7 +155,7 @@ static int sequence_send_append(struct ucm_sequence *sequence, const struct ucm_
     }
     if (r == 0) {
         m.sequence = sequence->id;
-        m.deadline_ms = client_answer_ms(keys->deadline_ms, deadline_ns);
+        m.timeout_ms = client_answer_ms(keys->daemon_timeout_ms, deadline_ns);
         r = client_request_wait(&a->call, &q, deadline_ns);
     }
     client_call_close(&a->call);
@@ -479,11 +479,12 @@ int client_sequence_task(struct ucm_sequence *sequence, uint64_t *sequence_id,
 }
 
 int ucm_sequence_prefetch(struct ucm_sequence *sequence, const uint32_t *index, uint32_t n,
-                          uint32_t priority, uint32_t deadline_ms, int timeout_ms,
+                          uint32_t priority, uint32_t daemon_timeout_ms, int timeout_ms,
                           struct ucm_task **out)
 {
-    struct msg_sequence_prefetch m = {
-        .index = {(const uint8_t *)index, n * 4}, .priority = priority, .deadline_ms = deadline_ms};
+    struct msg_sequence_prefetch m = {.index = {(const uint8_t *)index, n * 4},
+                                      .priority = priority,
+                                      .timeout_ms = daemon_timeout_ms};
     struct client_request q = {.method = UCM_METHOD_SEQUENCE_PREFETCH, .params = &m};
     struct ucm_client *c;
     int r;

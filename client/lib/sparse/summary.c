@@ -119,6 +119,6 @@ int ucm_sparse_summary_build(struct ucm_namespace *ns, const struct ucm_transfer
                                          "ucm_sparse_summary_open");
     q.handle = &ns->handle;
     m = (struct msg_summary_build){
-        .part = t->part, .priority = t->priority, .deadline_ms = t->deadline_ms};
+        .part = t->part, .priority = t->priority, .timeout_ms = t->daemon_timeout_ms};
     return client_task_start(&q, ns, &m.keys, t, timeout_ms, out);
 }

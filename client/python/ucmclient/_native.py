@@ -29,7 +29,7 @@ class ServerInfo(Structure):
         ("max_regions", c_uint32),
         ("max_leases", c_uint32),
         ("max_lease_ms", c_uint32),
-        ("max_deadline_ms", c_uint32),
+        ("max_timeout_ms", c_uint32),
     ]
 
 
@@ -174,7 +174,7 @@ class Transfer(Structure):
         ("layer", c_uint32),
         ("n_layers", c_uint32),
         ("priority", c_uint32),
-        ("deadline_ms", c_uint32),
+        ("daemon_timeout_ms", c_uint32),
         ("lease", c_uint32),
         ("cuda_event", c_char_p),
         ("part", c_uint32),
@@ -193,7 +193,7 @@ class GatherSpec(Structure):
         ("items", c_void_p),
         ("n_items", c_uint32),
         ("priority", c_uint32),
-        ("deadline_ms", c_uint32),
+        ("daemon_timeout_ms", c_uint32),
     ]
 
 

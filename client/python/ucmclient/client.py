@@ -110,7 +110,7 @@ class ServerInfo:
     max_regions: int
     max_leases: int
     max_lease_ms: int
-    max_deadline_ms: int
+    max_timeout_ms: int
 
 
 @dataclass(frozen=True)
@@ -387,12 +387,12 @@ class Namespace(_Handle):
         *,
         part: Optional[int] = None,
         priority: int = 0,
-        deadline: float = 0.0,
+        daemon_timeout: float = 0.0,
         timeout: Optional[float] = None,
     ) -> "Task":
         """Reads blocks into DRAM; part None: all parts."""
         one = 0 if part is None else part + 1
-        return transfer(lib.ucm_prefetch, self, self, keys, None, timeout, deadline, priority=priority, part=one)
+        return transfer(lib.ucm_prefetch, self, self, keys, None, timeout, daemon_timeout, priority=priority, part=one)
 
     def _change(self, function: Any, keys: Optional[Keys], timeout: Optional[float], *more: Any) -> int:
         changed = c_uint64()

@@ -192,7 +192,7 @@ class Region(_Handle):
         layer: int = 0,
         layers: int = 0,
         priority: int = 0,
-        deadline: float = 0.0,
+        daemon_timeout: float = 0.0,
         lease: int = 0,
         progress_interval: int = 0,
         shifts: Optional[Sequence[Sequence[int]]] = None,
@@ -205,7 +205,7 @@ class Region(_Handle):
         if shifts is not None:
             packed, n = uint32s([number for run in shifts for number in (*run, 0, 0)[:5]])
             fields.update(shifts=packed.address, n_shifts=n // 5)
-        return transfer(lib.ucm_load, self, self.ns, keys, blocks, timeout, deadline, **fields)
+        return transfer(lib.ucm_load, self, self.ns, keys, blocks, timeout, daemon_timeout, **fields)
 
     def load_prefix(
         self,
@@ -216,7 +216,7 @@ class Region(_Handle):
         layer: int = 0,
         layers: int = 0,
         priority: int = 0,
-        deadline: float = 0.0,
+        daemon_timeout: float = 0.0,
         progress_interval: int = 0,
         timeout: Optional[float] = None,
     ) -> "Task":
@@ -227,7 +227,7 @@ class Region(_Handle):
         def call(handle: int, what: Any, timeout_ms: int, out: Any) -> int:
             return lib.ucm_load_prefix(handle, what, _timeout(wait), timeout_ms, out)
 
-        return transfer(call, self, self.ns, keys, blocks, timeout, deadline, **fields)
+        return transfer(call, self, self.ns, keys, blocks, timeout, daemon_timeout, **fields)
 
     def gather(
         self,
@@ -235,14 +235,14 @@ class Region(_Handle):
         items: Items,
         *,
         priority: int = 0,
-        deadline: float = 0.0,
+        daemon_timeout: float = 0.0,
         timeout: Optional[float] = None,
     ) -> "Task":
         """Copies single layers of blocks into entries of a pool (Namespace.register with block_pool=True). items: (block, layer,
         entry) each; packed as three uint32, such as numpy's uint32[n][3], or tuples. Blocks count from the beginning of
         source, a ucmclient.sparse.BlockSequence of this namespace or keys. The result has a BlockResult's number for each item."""
         packed, n = triples(items)
-        spec = native.GatherSpec(items=packed.address, n_items=n, priority=priority, deadline_ms=_timeout(deadline))
+        spec = native.GatherSpec(items=packed.address, n_items=n, priority=priority, daemon_timeout_ms=_timeout(daemon_timeout))
         if isinstance(source, _Handle):
             spec.sequence = source.handle
         else:
@@ -258,7 +258,7 @@ class Region(_Handle):
         layer: int = 0,
         layers: int = 0,
         priority: int = 0,
-        deadline: float = 0.0,
+        daemon_timeout: float = 0.0,
         cuda_event: Optional[bytes] = None,
         durable: Optional[bool] = None,
         raw: bool = False,
@@ -272,7 +272,7 @@ class Region(_Handle):
         fields = {"layer": layer, "n_layers": layers, "priority": priority, "cuda_event": cuda_event}
         durability = 0 if durable is None else 1 if durable else 2
         call = lib.ucm_dump_raw if raw else lib.ucm_dump
-        return transfer(call, self, self.ns, keys, blocks, timeout, deadline, durability=durability, **fields)
+        return transfer(call, self, self.ns, keys, blocks, timeout, daemon_timeout, durability=durability, **fields)
 
 
 class Task(_Handle):
@@ -324,12 +324,12 @@ def transfer(
     keys: Keys,
     blocks: Optional[Blocks],
     timeout: Optional[float],
-    deadline: float,
+    daemon_timeout: float,
     **fields: Any,
 ) -> Task:
     """Begins a transfer of keys with this function of the library. fields: the others of native.Transfer."""
     borrowed, n = borrow_keys(keys, ns.identity.key_bytes)
-    what = native.Transfer(keys=borrowed.address, n_keys=n, deadline_ms=_timeout(deadline), **fields)
+    what = native.Transfer(keys=borrowed.address, n_keys=n, daemon_timeout_ms=_timeout(daemon_timeout), **fields)
     if blocks is not None:
         ids, n_ids = uint32s(blocks)
         if n_ids != n:

@@ -119,7 +119,7 @@ class LMCache(unittest.TestCase):
         self.assertEqual(self.read(manager, again), [5, 6, 7])
 
     def test_a_daemon_that_hangs(self):
-        manager, names = self.manager(lookup_timeout=0.2, transfer_deadline=0.3), keys(3)
+        manager, names = self.manager(lookup_timeout=0.2, transfer_timeout=0.3), keys(3)
         self.write(manager, names, 1)
         self.until(lambda: self.stored(manager) == 3 * self.SIZE)
         self.forget(manager, names)

@@ -138,7 +138,7 @@ class Tier(unittest.TestCase):
 
     def test_a_daemon_that_hangs(self):
         """A load that comes late is a miss, and nothing is written after it."""
-        names, one, two = keys(3), self.engine(), self.engine(lookup_timeout=0.5, transfer_deadline=0.3)
+        names, one, two = keys(3), self.engine(), self.engine(lookup_timeout=0.5, transfer_timeout=0.3)
         one.store(names, self.data[:3])
         real = two.tier._store.load
 

@@ -539,7 +539,7 @@ class RealVllm(unittest.TestCase):
         """Its root is a process, which is stopped until the engine has come back for an answer, and answered another prompt."""
         directory = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, directory)
-        asked, options = prompt(97, 700), {"nvme": False, "arena.size": "256MiB", "arena.slab": "4MiB", "shared.deadline": "60s"}
+        asked, options = prompt(97, 700), {"nvme": False, "arena.size": "256MiB", "arena.slab": "4MiB", "shared.timeout": "60s"}
         host = Daemon(**options, **{"shared.roots": directory})
         first = Engine(host.socket, self.model)
         try:

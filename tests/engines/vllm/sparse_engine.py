@@ -17,7 +17,7 @@ with its own heads' queries, and resolves choices to pages or entries. What is i
 attends. What is not there either is *missing*: the layer goes on without it, as a CUDA graph would, and what the step computes is
 worthless. Then all ranks gather what is missing and the step is repeated with the same tokens, until nothing is. It writes the same K and V to the same pages, so it may be repeated. (On several GPUs, whether a step is repeated
 must be agreed upon, as everything after the first layer that lacked a block is wrong on all of them.) A request whose blocks did not come
-by the deadline is dropped from the step. Nothing of the step is stored for it, and it loses its pages and is computed again, as after a
+by the timeout is dropped from the step. Nothing of the step is stored for it, and it loses its pages and is computed again, as after a
 preemption; after the third time it ends with an error.
 
 Pages that go back. When a candidate is in the daemon, and a sequence of every rank keeps it there, its page is free: so a prompt may be longer
@@ -69,12 +69,12 @@ class SparseRequest(Request):
 class SparseRank:
     """What a rank of the engine has besides its pages."""
 
-    def __init__(self, rank, number, policy, room, requests, deadline, apart, mapping):
+    def __init__(self, rank, number, policy, room, requests, gather_timeout, apart, mapping):
         self.rank, self.heads, self.memory, self.room, self.requests = rank, rank.heads, rank.memory, room, requests
         worker = rank.connector._worker
         summary, self.layout, self.apart = worker._summary, worker._layout, apart
         self.decoder = Decoder(worker.link, summary, policy, room, self.new_entries(), requests=requests, layer_bytes=self.layout.layer_bytes,
-                               part=number, apart=apart, mapping=mapping, deadline=deadline, timeout=worker.settings.lookup_timeout)
+                               part=number, apart=apart, mapping=mapping, gather_timeout=gather_timeout, timeout=worker.settings.lookup_timeout)
         self.shape = summary.shape
         self.entry_plan = kernels.Plan(HeadBytes(self.shape).shape if apart else self.shape, M.PER_KV)
         self.page_plans = [kernels.Plan(self.shape, M.PER_KV, self._in_pages(fragments)) for fragments in self.layout.layers]
@@ -159,7 +159,7 @@ def of_policy(text, dtype, heads):
 
 
 class SparseEngine(Engine):
-    def __init__(self, model, connector, *, sparse, entries=256, rows=256, stream=8, apart=False, mapping=False, gather_deadline=2.0,
+    def __init__(self, model, connector, *, sparse, entries=256, rows=256, stream=8, apart=False, mapping=False, gather_timeout=2.0,
                  patience=2.0, wait=None, **more):
         """sparse: a policy's text, or Choices of ucmclient.decode over means. apart: entries of a KV head. mapping: read the daemon's. patience: seconds for which a request
         waits for its own pages, wait: for entries and rows, None: for ever."""
@@ -168,7 +168,7 @@ class SparseEngine(Engine):
             sparse, summaries = of_policy(sparse, more.get("dtype", "float32"), M.KV_HEADS // more.get("ranks", 1))
         self.policy, self.room, self.patience, self.wait = sparse, Room(entries, rows, stream), patience, wait
         super().__init__(model, connector, **{"summaries": summaries, **more})
-        self.sparse = [SparseRank(rank, i, self.policy, self.room, self.batch, gather_deadline, apart, mapping)
+        self.sparse = [SparseRank(rank, i, self.policy, self.room, self.batch, gather_timeout, apart, mapping)
                        for i, rank in enumerate(self.ranks)]
         heads = len(self.ranks[0].heads)
         self.admission = Admission(self.room, sparse, lists=heads if sparse.score.heads == "each" else 1, block_tokens=BLOCK,

@@ -88,7 +88,7 @@ class Generator:
     def call(self, conn, method, name=None, late=0.1, /, **params):
         """late: how likely it is that nobody waits for the answer yet."""
         if method in TIMED and self.chance(0.06):
-            params["deadline_ms"] = self.some(1, 2, 20)
+            params["timeout_ms"] = self.some(1, 2, 20)
         if method in TIMED and self.chance(0.2):
             params["priority"] = self.some(0, 1, 7)
         self.add("call", conn, m=method, p=params, **({"as": name} if name else {}), **({"late": 1} if self.chance(late) else {}))

@@ -205,7 +205,7 @@ static void await_secret(const struct ns *ns)
 {
     static char *tenants[] = {"* file:/nonexistent/keys"};
     static const struct config config = {.encryption_tenants = {tenants, 1},
-                                         .encryption_deadline_ms = 1000};
+                                         .encryption_timeout_ms = 1000};
     struct encryption *encryption;
 
     cr_assert_eq(encryption_open(&rig.loop, &config, &rig.metrics, &encryption), 0);

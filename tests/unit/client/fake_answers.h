@@ -59,7 +59,7 @@ FAKE_FN void fake_hello(struct fake *f, int conn, uint32_t msgid)
         .max_regions = 64,
         .max_leases = 16,
         .max_lease_ms = 60000,
-        .max_deadline_ms = 60000,
+        .max_timeout_ms = 60000,
     };
 
     fake_reply(f, conn, msgid, &proto_hello_r, &m);

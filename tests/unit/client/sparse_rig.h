@@ -90,7 +90,7 @@ FAKE_FN void sparse_append(struct fake *f, int conn, uint32_t msgid,
                                            .built = m->build ? 1 : 0,
                                            .status = {status, n}};
         memset(status, UCM_LOOKUP_DRAM | UCM_SEQUENCE_SUMMARY, k);
-        sparse.last_deadline_ms = m->deadline_ms;
+        sparse.last_deadline_ms = m->timeout_ms;
     }
     pthread_mutex_unlock(&f->lock);
     if (i < 0)

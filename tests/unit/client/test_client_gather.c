@@ -82,7 +82,7 @@ Test(client_gather, what_is_sent_and_what_comes)
                                    .items = items,
                                    .n_items = 3,
                                    .priority = 7,
-                                   .deadline_ms = 250};
+                                   .daemon_timeout_ms = 250};
     struct ucm_task *task;
     struct ucm_result result;
 
@@ -95,7 +95,7 @@ Test(client_gather, what_is_sent_and_what_comes)
     ucm_task_free(task);
     cr_expect_eq(seen.m.region, FAKE_GET(&rig.fake, regions[0].id));
     cr_expect_eq(seen.m.priority, 7);
-    cr_expect_eq(seen.m.deadline_ms, 250);
+    cr_expect_eq(seen.m.timeout_ms, 250);
     cr_expect_eq(seen.m.keys.n, RIG_KEYS * 16);
     cr_expect_eq(seen.m.items.n, 36);
     cr_expect_arr_eq(seen.items, items, sizeof items);

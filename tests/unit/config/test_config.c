@@ -62,7 +62,7 @@ Test(config, defaults)
     cr_assert_eq(c.nvme_io, CONFIG_IO_AUTO);
     cr_assert_eq(c.cuda, CONFIG_CUDA_AUTO);
     cr_assert_eq(c.lease_max_ms, 600000);
-    cr_assert_eq(c.deadline_ms, 30000);
+    cr_assert_eq(c.request_timeout_ms, 30000);
     cr_assert_eq(c.max_connections, 1024);
 }
 
@@ -137,7 +137,7 @@ Test(config, what_is_printed_reads_back_the_same)
     set("nvme.paths=/a,/b c,/d'e");
     set("nvme.io=threads");
     set("lease.max=90s");
-    set("request.deadline=1001ms");
+    set("request.timeout=1001ms");
     set("shutdown.drain=0");
     set("arena.prefault=false");
     text = printed(&c);
@@ -178,18 +178,18 @@ Test(config, sizes)
 
 Test(config, durations)
 {
-    set("request.deadline=1500ms");
-    cr_assert_eq(c.deadline_ms, 1500);
-    set("request.deadline=2min");
-    cr_assert_eq(c.deadline_ms, 120000);
-    set("request.deadline=1h");
-    cr_assert_eq(c.deadline_ms, 3600000);
-    set_refused("request.deadline=30", "no unit");
-    set_refused("request.deadline=5m", "write 5min or 5ms");
-    set_refused("request.deadline=5 s", "whole number");
-    set_refused("request.deadline=2h", "from 1ms to 1h");
-    set_refused("request.deadline=0ms", "from 1ms");
-    cr_assert_eq(c.deadline_ms, 3600000);
+    set("request.timeout=1500ms");
+    cr_assert_eq(c.request_timeout_ms, 1500);
+    set("request.timeout=2min");
+    cr_assert_eq(c.request_timeout_ms, 120000);
+    set("request.timeout=1h");
+    cr_assert_eq(c.request_timeout_ms, 3600000);
+    set_refused("request.timeout=30", "no unit");
+    set_refused("request.timeout=5m", "write 5min or 5ms");
+    set_refused("request.timeout=5 s", "whole number");
+    set_refused("request.timeout=2h", "from 1ms to 1h");
+    set_refused("request.timeout=0ms", "from 1ms");
+    cr_assert_eq(c.request_timeout_ms, 3600000);
 }
 
 Test(config, other_kinds)
@@ -442,12 +442,12 @@ static void assert_change(const char *key, bool restart, const char *from, const
 Test(config, reload_takes_what_is_reloadable_and_names_the_rest)
 {
     cr_assert_eq(config_set(&fresh, "log.level=debug", &e), 0);
-    cr_assert_eq(config_set(&fresh, "request.deadline=5s", &e), 0);
+    cr_assert_eq(config_set(&fresh, "request.timeout=5s", &e), 0);
     config_reload(&c, &fresh, &changes);
     cr_assert_eq(changes.n, 2);
     assert_change("log.level", false, "info", "debug");
     cr_assert_eq(c.log_level, LOG_DEBUG);
-    cr_assert_eq(c.deadline_ms, 5000);
+    cr_assert_eq(c.request_timeout_ms, 5000);
 }
 
 Test(config, reload_names_every_key_that_needs_a_restart)

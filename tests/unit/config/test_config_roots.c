@@ -127,8 +127,8 @@ Test(config_roots, roots_that_make_no_sense)
                 "--set: shared.roots: \"nfs://server\": write the path", "nfs://server/export");
     set_refused("shared.roots=b", "--set: shared.roots: \"b\" is neither", "absolute path");
     set("shared.roots=/b");
-    set_refused("shared.deadline=20ms",
-                "--set: shared.deadline (20ms) is smaller than shared.lookup_deadline", "raise it");
+    set_refused("shared.timeout=20ms",
+                "--set: shared.timeout (20ms) is smaller than shared.lookup_timeout", "raise it");
 }
 
 /* What the start would refuse, the check refuses, and says where it was set. */

@@ -134,7 +134,7 @@ Test(proto, the_largest_requests_fit)
                           .keys = {keys, UCM_KEYS_BYTES},
                           .blocks = {blocks, UCM_BLOCKS_BYTES},
                           .priority = 7,
-                          .deadline_ms = UCM_DEADLINE_MS},
+                          .timeout_ms = UCM_TIMEOUT_MS},
                     out;
     struct msg_lookup lookup = {.ns = 1, .keys = {keys, UCM_KEYS_BYTES + 1}};
     struct ucm_error e = {0};

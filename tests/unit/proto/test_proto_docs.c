@@ -175,7 +175,7 @@ Test(proto_docs, every_limit_is_told)
         {"bytes of a nonce", UCM_NONCE_BYTES},
         {"rows of a selection", UCM_MAX_SELECT_ROWS},
         {"blocks of a sequence", UCM_MAX_SEQUENCE_BLOCKS},
-        {"milliseconds of a timeout", UCM_DEADLINE_MS},
+        {"milliseconds of a timeout", UCM_TIMEOUT_MS},
     };
     char row[100];
 

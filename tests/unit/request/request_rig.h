@@ -50,7 +50,7 @@ static inline void open_door(void)
     rig.cache->config.shared_blocks = 500;
     config_init(&door.config);
     door.config.shared_lookup_ms = 50;
-    door.config.shared_deadline_ms = 2000;
+    door.config.shared_timeout_ms = 2000;
     door.config.shared_negative_ms = 2000;
     cr_assert_eq(deadlines_init(&door.deadlines, &rig.loop), 0);
     door.limits = modules.limits = limits_new();

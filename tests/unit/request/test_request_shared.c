@@ -73,7 +73,7 @@ Test(request_shared, others_are_answered_while_one_waits)
     cr_expect_eq(lookup_result(slow).hits, 0u);
 }
 
-/* As long as the caller says, at most shared.lookup_deadline; for one who comes back for the answer, at most shared.deadline. */
+/* As long as the caller says, at most shared.lookup_timeout; for one who comes back for the answer, at most shared.timeout. */
 Test(request_shared, who_waits_how_long)
 {
     static const struct {

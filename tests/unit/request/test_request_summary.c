@@ -54,7 +54,7 @@ Test(summaries, evicted_by_name_while_it_is_built)
 
 Test(summaries, a_deadline_ends_the_waiting_not_the_build)
 {
-    struct msg_summary_build m = {.ns = derived->id, .deadline_ms = 1};
+    struct msg_summary_build m = {.ns = derived->id, .timeout_ms = 1};
     uint32_t msgid;
 
     store_base(1);

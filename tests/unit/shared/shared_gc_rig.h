@@ -246,7 +246,7 @@ static inline void rig_host(struct rig *g, unsigned host)
                                         .host = host ? "b" : "a",
                                         .process = &process,
                                         .depth = 4,
-                                        .deadline_ms = 5000,
+                                        .timeout_ms = 5000,
                                         .ready_cb = rig_ready_cb};
 
     shared_directory_process(&process, g->directory);

@@ -277,7 +277,7 @@ static inline struct shared_settings settings_of(uint32_t roots)
                                 .metrics = &rig.metrics,
                                 .host = "h",
                                 .negative_ms = 2000,
-                                .deadline_ms = 200,
+                                .timeout_ms = 200,
                                 .collect_ms = 600000,
                                 .touch_ms = 3600000,
                                 .n = roots};

@@ -12,7 +12,7 @@ static void open_roots(uint32_t roots)
 {
     struct shared_settings s = settings_of(roots);
 
-    s.deadline_ms = 300;
+    s.timeout_ms = 300;
     for (uint32_t i = 0; i < roots; i++)
         s.roots[i].depth = 64;
     open_with(s);

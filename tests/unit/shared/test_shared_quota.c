@@ -38,7 +38,7 @@ static void notes_open(void)
     memset(&shared, 0, sizeof(shared));
     shared.settings.loop = g.loop;
     shared.settings.deadlines = g.deadlines;
-    shared.settings.deadline_ms = 5000;
+    shared.settings.timeout_ms = 5000;
     shared.n = 1;
     shared.roots[0] = g.hosts[0].root;
     gc_quotas(g.hosts[0].gc, quota_cb, NULL);

@@ -30,7 +30,7 @@ static void setup(void)
                                         .target = "/0",
                                         .host = "h",
                                         .depth = DEPTH,
-                                        .deadline_ms = 50,
+                                        .timeout_ms = 50,
                                         .ready_cb = ready_cb};
 
     rig_setup();

@@ -86,13 +86,13 @@ class Decoder(Supply):
         part: int = 0,
         apart: bool = False,
         mapping: bool = False,
-        deadline: float = 2.0,
+        gather_timeout: float = 2.0,
         timeout: float = 1.0,
     ):
         """entries: empty, for as many layer heads, rows, entries and requests. mapping: read from the daemon's mapping, if it has one."""
         self.entries = entries
         self._places: dict[int, Any] = {}
-        super().__init__(source, summary, len(choices.layers), choices.choosing, room.rows, requests, part, deadline, timeout)
+        super().__init__(source, summary, len(choices.layers), choices.choosing, room.rows, requests, part, gather_timeout, timeout)
         self._summary_of = {layer: i for i, layer in enumerate(self.summarised)}
         self.choices, self.room, self.layer_bytes, self._maps = choices, room, layer_bytes, mapping
         self._heads = HeadBytes(summary.shape) if apart else None

@@ -53,7 +53,7 @@ class GpuDecoder(Supply):
         beside: bool = False,
         part: int = 0,
         summarised: Optional[Iterable[int]] = None,
-        deadline: float = 2.0,
+        gather_timeout: float = 2.0,
         timeout: float = 1.0,
     ):
         """steps: nobody has entered it. landing: layers of blocks that are gathered at once. summarised: layers that choose
@@ -69,7 +69,7 @@ class GpuDecoder(Supply):
         self._referencing = threading.Lock()
         super().__init__(
             source, summary, steps.layers, range(steps.layers) if summarised is None else summarised, steps.numbers, steps.requests, part,
-            deadline, timeout,
+            gather_timeout, timeout,
         )
         self.steps, self.layer_bytes, self._build, self._maps, self._beside = steps, layer_bytes, build, mapping, beside
         self._register = register or _register
@@ -165,7 +165,7 @@ class GpuDecoder(Supply):
         with self._referencing:
             if self._mapping is None:
                 return None
-            referenced = self.source.ask(self._mapping.ref, registered, first, n, priority=URGENT, deadline=wait, timeout=self.deadline)
+            referenced = self.source.ask(self._mapping.ref, registered, first, n, priority=URGENT, daemon_timeout=wait, timeout=self.gather_timeout)
         while self._register_beside():
             pass
         return referenced
@@ -238,7 +238,7 @@ class GpuDecoder(Supply):
             self._ref_later()
         users = self._users({row for _, row in wanted})
         lost: set[Sequence] = set()
-        rest, until = list(wanted), time.monotonic() + self.deadline
+        rest, until = list(wanted), time.monotonic() + self.gather_timeout
         for at in range(0, len(rest), len(self._landing)):
             items = [(layer, row, i) for i, (layer, row) in enumerate(rest[at : at + len(self._landing)])]
             in_time = at == 0 or time.monotonic() < until

@@ -1,5 +1,5 @@
 """What a worker that decodes sparsely has from the daemon, wherever its entries are: sequences as the daemon registered them, with their references, rows with
-their summaries, and layers of blocks that are gathered, with deadlines."""
+their summaries, and layers of blocks that are gathered, with timeouts."""
 
 from __future__ import annotations
 
@@ -130,15 +130,15 @@ class Supply:
 
     def __init__(
         self, source: Source, summary: Summary, layers: int, summarised: abc.Iterable[int], rows: int, requests: int, part: int,
-        deadline: float, timeout: float
+        gather_timeout: float, timeout: float
     ):
-        """summarised: layers whose summaries are held. deadline: for blocks and summaries to come, in seconds. timeout: of calls that only
+        """summarised: layers whose summaries are held. gather_timeout: for blocks and summaries to come, in seconds. timeout: of calls that only
         name them."""
         self.source, self.summary, self.layers, self.part = source, summary, layers, part
         self.summarised = tuple(sorted(set(summarised)))
         if not self.summarised or self.summarised[0] < 0 or self.summarised[-1] >= layers:
             raise ValueError(f"summarised: layers {self.summarised} of {layers}; at least one, each below that, is right")
-        self.deadline, self.timeout = deadline, timeout
+        self.gather_timeout, self.timeout = gather_timeout, timeout
         self.counts = Counts()
         self.rows, self._numbers = Rows(rows, self._forget), list(range(requests))
         self.sequences: dict[str, Sequence] = {}
@@ -207,9 +207,9 @@ class Supply:
         landed: Callable[[Any], None],
         until: float = 0.0,
     ) -> list[Any]:
-        """Until all have come, or the deadline, or the daemon is away: what did not. begin(what, seconds) starts the transfer of all,
+        """Until all have come, or the timeout, or the daemon is away: what did not. begin(what, seconds) starts the transfer of all,
         landed(one) runs for each that has come."""
-        until, failed = until or time.monotonic() + self.deadline, []
+        until, failed = until or time.monotonic() + self.gather_timeout, []
         while what:
             left = until - time.monotonic()
             if left <= 0:
@@ -329,14 +329,14 @@ class Supply:
 
     def _load_some(self, wanted: abc.Sequence[tuple[bytes, int]]) -> int:
         """A run of layers after the other; how many did not come."""
-        coming, until = dict.fromkeys(wanted), time.monotonic() + self.deadline
+        coming, until = dict.fromkeys(wanted), time.monotonic() + self.gather_timeout
         for first, layers in _runs(self.summarised):
 
             def begin(some: abc.Sequence[tuple[bytes, int]], left: float) -> Optional[Task]:
                 region, keys = self._summary_region, b"".join(key for key, _ in some)
                 assert region is not None
                 return self.source.ask(
-                    region.load, keys, [row for _, row in some], layer=first, layers=layers, priority=URGENT, deadline=left,
+                    region.load, keys, [row for _, row in some], layer=first, layers=layers, priority=URGENT, daemon_timeout=left,
                     timeout=self.timeout,
                 )
 
@@ -426,7 +426,7 @@ class Supply:
         if registered is not None:
             more = b"".join(keys[len(registered) :])
             appended = self.source.ask(
-                registered.append, more, build=build, priority=URGENT, deadline=self.deadline, timeout=self.deadline
+                registered.append, more, build=build, priority=URGENT, daemon_timeout=self.gather_timeout, timeout=self.gather_timeout
             )
             if appended is not None:
                 sequence.kept, sequence.asked = appended.blocks, len(keys)
@@ -442,7 +442,7 @@ class Supply:
     def _ref(self, sequence: Sequence) -> None:
         """Asks the daemon to bring what it keeps into the mapping. For a block that is referenced already it answers the place again. What is
         copied within DRAM is waited for; what has to be read comes in parts, alongside the steps."""
-        left, until = self.deadline, time.monotonic() + self.deadline
+        left, until = self.gather_timeout, time.monotonic() + self.gather_timeout
         while left > 0 and not sequence.below and self._ref_some(sequence, _ALL, URGENT, min(_LOOK, left)):
             left = until - time.monotonic()
         if sequence.below and time.monotonic() >= self._beside_at:
@@ -469,7 +469,7 @@ class Supply:
         if self._mapping is None or sequence.registered is None or first >= end:
             return None
         referenced: Optional[Referenced] = self.source.ask(
-            self._mapping.ref, sequence.registered, first, end - first, priority=priority, deadline=wait, timeout=self.deadline
+            self._mapping.ref, sequence.registered, first, end - first, priority=priority, daemon_timeout=wait, timeout=self.gather_timeout
         )
         return referenced
 
@@ -491,7 +491,7 @@ class Supply:
             assert pool is not None
             return self.source.ask(
                 pool.gather, b"".join(map(self.rows.key, keys)),
-                [(keys[row], layer, entry) for layer, row, entry in some], priority=URGENT, deadline=left, timeout=self.timeout,
+                [(keys[row], layer, entry) for layer, row, entry in some], priority=URGENT, daemon_timeout=left, timeout=self.timeout,
             )
 
         failed = []

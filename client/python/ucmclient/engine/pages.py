@@ -46,7 +46,7 @@ _MARGIN = 1.0
 _LOADED = frozenset((BlockResult.OK,))
 #: In progress: another engine stores the same bytes now.
 _SAVED = frozenset((BlockResult.OK, BlockResult.EXISTS, BlockResult.IN_PROGRESS))
-_SETTINGS = ("socket", "lookup_timeout", "connect_timeout", "transfer_deadline", "retry_interval", "required", "store", "load", "salt", "revision")
+_SETTINGS = ("socket", "lookup_timeout", "connect_timeout", "transfer_timeout", "retry_interval", "required", "store", "load", "salt", "revision")
 
 
 @dataclass(frozen=True)
@@ -169,14 +169,14 @@ class Kept:
         for at in range(0, len(keys), _MOST):
             ns = self.link.ns if self.settings.load else None
             if ns is not None:
-                self._finish(self.link.ask(ns.prefetch, b"".join(keys[at : at + _MOST]), deadline=self.settings.transfer_deadline,
+                self._finish(self.link.ask(ns.prefetch, b"".join(keys[at : at + _MOST]), daemon_timeout=self.settings.transfer_timeout,
                                            timeout=self.settings.lookup_timeout), 0)
 
     def drop(self, keys: Optional[Sequence[bytes]] = None) -> bool:
         """Has the daemon forget these pages, or all of this identity. False: it did not, or kept some that are in use."""
         ns = self.link.ns
         packed = None if keys is None else b"".join(keys)
-        dropped = None if ns is None else self.link.ask(ns.evict, packed, timeout=self.settings.transfer_deadline)
+        dropped = None if ns is None else self.link.ask(ns.evict, packed, timeout=self.settings.transfer_timeout)
         return dropped is not None and dropped[1] == 0
 
     # ---- what moves ----
@@ -204,7 +204,7 @@ class Kept:
     def _ask(self, region: Optional[Region], verb: str, keys: Sequence[bytes], blocks: Sequence[int], **layers: int) -> bytes:
         """A BlockResult's number for each."""
         task = None if region is None else self.link.ask(
-            getattr(region, verb), b"".join(keys), list(blocks), deadline=self.settings.transfer_deadline,
+            getattr(region, verb), b"".join(keys), list(blocks), daemon_timeout=self.settings.transfer_timeout,
             timeout=self.settings.lookup_timeout, **layers  # of sending it, which waits for a daemon that has gone
         )
         return self._finish(task, len(keys), verb)
@@ -215,11 +215,11 @@ class Kept:
         if task is None:
             return nothing
         try:
-            return task.wait(self.settings.transfer_deadline + _MARGIN).blocks
+            return task.wait(self.settings.transfer_timeout + _MARGIN).blocks
         except UcmError:
             if verb:
                 # Nothing may read or write these pages any more. What a daemon that was stopped has read it does not store.
-                self.link.cut(self.settings.transfer_deadline if verb == "load" else 0.0)
+                self.link.cut(self.settings.transfer_timeout if verb == "load" else 0.0)
                 time.sleep(_GRACE)
             return nothing
         finally:
@@ -231,7 +231,7 @@ class Kept:
         late = wait(moves, seconds).not_done
         if late and not all([one.cancel() for one in late]):
             self.link.cut()
-            wait(late, 2 * self.settings.transfer_deadline + _MARGIN)
+            wait(late, 2 * self.settings.transfer_timeout + _MARGIN)
         return not late
 
     def close(self) -> None:

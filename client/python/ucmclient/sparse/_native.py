@@ -60,7 +60,7 @@ class SequenceKeys(Structure):
         ("n_keys", c_uint32),
         ("build", c_uint32),
         ("priority", c_uint32),
-        ("deadline_ms", c_uint32),
+        ("daemon_timeout_ms", c_uint32),
         ("status", c_void_p),
     ]
 
@@ -112,7 +112,7 @@ class Select(Structure):
         ("score", Score),
         ("choose", Choose),
         ("prefetch", c_uint32),
-        ("deadline_ms", c_uint32),
+        ("daemon_timeout_ms", c_uint32),
     ]
 
 
@@ -236,7 +236,7 @@ class MappingRef(Structure):
         ("first", c_uint32),
         ("n", c_uint32),
         ("priority", c_uint32),
-        ("deadline_ms", c_uint32),
+        ("daemon_timeout_ms", c_uint32),
         ("places", c_void_p),
     ]
 

@@ -95,14 +95,14 @@ class SharedMapping(_Handle):
         n: Optional[int] = None,
         *,
         priority: int = 0,
-        deadline: float = 0.0,
+        daemon_timeout: float = 0.0,
         timeout: Optional[float] = None,
     ) -> Referenced:
         """Brings n blocks of the sequence into the mapping and keeps them there; n None: all from `first` on."""
         count = len(sequence) - first if n is None else n
         places = (native.Place * max(count, 0))()
         ref = native.MappingRef(
-            sequence.handle, first, max(count, 0), priority, _timeout(deadline), ctypes.addressof(places)
+            sequence.handle, first, max(count, 0), priority, _timeout(daemon_timeout), ctypes.addressof(places)
         )
         result = native.MappingReferenced()
         check(lib.ucm_mapping_ref(self.handle, byref(ref), _timeout(timeout), byref(result)))

@@ -95,13 +95,13 @@ class Prefetcher:
         *,
         place: int = 0,
         batch: int = 0,
-        deadline: float = 0.0,
+        daemon_timeout: float = 0.0,
         timeout: Optional[float] = None,
     ) -> Prefetch:
         """index: blocks of the sequence, such as Selection.union(). place: of their request in the worker's queue. batch:
-        the one that will use them, as advance() counts. deadline: from now; then blocks that did not come count as missing (10 s).
+        the one that will use them, as advance() counts. daemon_timeout: from now; then blocks that did not come count as missing (10 s).
         Where too many have not ended, it takes the place of a less urgent one that still waits, or is refused as BUSY."""
-        prefetch = Prefetch(self, sequence, index, place, batch, deadline)
+        prefetch = Prefetch(self, sequence, index, place, batch, daemon_timeout)
         with self._changed:
             self._pump(timeout)
             self._make_room(prefetch.priority)
@@ -291,7 +291,7 @@ class Prefetch:
         left = max(self.deadline - time.monotonic(), 0.001)
         try:
             self._task = self.sequence.prefetch(
-                self.index, priority=Priority.LOW - self.priority, deadline=left, timeout=timeout
+                self.index, priority=Priority.LOW - self.priority, daemon_timeout=left, timeout=timeout
             )
         except UcmError as error:
             if error.status == Status.DEADLINE:

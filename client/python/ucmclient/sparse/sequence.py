@@ -46,12 +46,12 @@ class SummaryNamespace(Namespace):
         *,
         part: Optional[int] = None,
         priority: int = 0,
-        deadline: float = 0.0,
+        daemon_timeout: float = 0.0,
         timeout: Optional[float] = None,
     ) -> Task:
         """Has the daemon compute summaries of blocks that are stored already; part None: of all parts."""
         one = 0 if part is None else part + 1
-        return transfer(lib.ucm_sparse_summary_build, self, self, keys, None, timeout, deadline, priority=priority, part=one)
+        return transfer(lib.ucm_sparse_summary_build, self, self, keys, None, timeout, daemon_timeout, priority=priority, part=one)
 
     def sequence(
         self,
@@ -111,14 +111,14 @@ class BlockSequence(_Handle):
         *,
         build: bool = False,
         priority: int = 0,
-        deadline: float = 0.0,
+        daemon_timeout: float = 0.0,
         timeout: Optional[float] = None,
     ) -> Appended:
         """Appends blocks as long as they are cached without a gap. build: summaries that are missing are computed."""
         borrowed, n = borrow_keys(keys, self.ns.identity.key_bytes)
         status = ctypes.create_string_buffer(max(n, 1))
         more = native.SequenceKeys(
-            borrowed.address, n, int(build), priority, _timeout(deadline), ctypes.addressof(status)
+            borrowed.address, n, int(build), priority, _timeout(daemon_timeout), ctypes.addressof(status)
         )
         result = native.SequenceResult()
         check(lib.ucm_sequence_append(self.handle, byref(more), _timeout(timeout), byref(result)))
@@ -141,11 +141,11 @@ class BlockSequence(_Handle):
         return _select([(self, layer)], q, choose, score, dtype, prefetch, timeout, batch=False)[0]
 
     def prefetch(
-        self, index: Blocks, *, priority: int = 0, deadline: float = 0.0, timeout: Optional[float] = None
+        self, index: Blocks, *, priority: int = 0, daemon_timeout: float = 0.0, timeout: Optional[float] = None
     ) -> Task:
         """Brings blocks of the sequence into DRAM. See also Prefetcher."""
         borrowed, n = uint32s(index)
-        limits = _timeout(deadline), _timeout(timeout)
+        limits = _timeout(daemon_timeout), _timeout(timeout)
         return Task(
             self.client, n, lambda out: lib.ucm_sequence_prefetch(self.handle, borrowed.address, n, priority, *limits, out)
         )

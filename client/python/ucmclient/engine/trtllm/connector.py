@@ -38,7 +38,7 @@ logger = logging.getLogger("ucmclient.engine.trtllm")
 #: Settings as JSON: TensorRT-LLM's configuration of a connector has no place for them.
 VARIABLE = "UCM_TRTLLM"
 #: Where TensorRT-LLM waits in its loop, other limits are right than in threads of a plug-in.
-_DEFAULTS = {"lookup_timeout": 0.05, "transfer_deadline": 15.0}
+_DEFAULTS = {"lookup_timeout": 0.05, "transfer_timeout": 15.0}
 #: Seconds that a lookup keeps what it found, unless its request ends before.
 _LEASE = 120.0
 #: TensorRT-LLM's arguments that determine weights, and so KV.
@@ -157,14 +157,14 @@ class UcmWorker(KvCacheConnectorWorker):
 
     def _save(self, what: Sequence[tuple[bytes, int]], event: Any, context: Optional[int]) -> None:
         if event is not None:
-            wait_for_event(event.cuda_event, context, self.settings.transfer_deadline)
+            wait_for_event(event.cuda_event, context, self.settings.transfer_timeout)
         good = self.store.save([key for key, _ in what], [page for _, page in what])
         if not all(good):
             logger.debug("%d of %d blocks were not kept", good.count(False), len(good))
 
     def _saved(self) -> None:
         saves, self._saves = self._saves, []
-        if saves and not self.store.end(saves, 2 * self.settings.transfer_deadline + _PATIENCE):
+        if saves and not self.store.end(saves, 2 * self.settings.transfer_timeout + _PATIENCE):
             logger.error("ucmd: blocks were not kept, since they were not stored in time")
         for one in saves:
             error = one.exception() if one.done() and not one.cancelled() else None

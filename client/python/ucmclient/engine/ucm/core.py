@@ -95,7 +95,7 @@ class Store:
 
     def _move(self, verb: str, keys: Sequence[bytes], plan: Plan, event: int, context: Optional[int]) -> None:
         if event:
-            wait_for_event(event, context, self.settings.transfer_deadline)
+            wait_for_event(event, context, self.settings.transfer_timeout)
         good = getattr(self.places, verb)(keys, plan)
         if not all(good):
             kind = NotThere if verb == "load" and self.places.link.ns is not None else Unhealthy
@@ -103,8 +103,8 @@ class Store:
 
     def end(self, number: int, future: Future) -> None:
         """Waits; raises RuntimeError, as UCM expects of a task that failed."""
-        if not self.places.end([future], self.settings.transfer_deadline + _PATIENCE) or future.cancelled():
-            raise RuntimeError(f"task {number} did not end within {self.settings.transfer_deadline + _PATIENCE:g} s")
+        if not self.places.end([future], self.settings.transfer_timeout + _PATIENCE) or future.cancelled():
+            raise RuntimeError(f"task {number} did not end within {self.settings.transfer_timeout + _PATIENCE:g} s")
         error = future.exception()
         if error is not None:
             kind = type(error) if isinstance(error, (NotThere, Unhealthy)) else RuntimeError

@@ -45,7 +45,7 @@ class NvmeRate:
         if self._busy() or link.ns is None:
             return
         self._task = link.ask(
-            link.ns.prefetch, keys, deadline=self.settings.transfer_deadline, timeout=self.settings.lookup_timeout,
+            link.ns.prefetch, keys, daemon_timeout=self.settings.transfer_timeout, timeout=self.settings.lookup_timeout,
             request=request,
         )
         self._tokens, self._began = tokens, time.monotonic()

@@ -83,7 +83,7 @@ class Settings:
     #: How long the daemon keeps blocks that a lookup found.
     lease: float = _advanced(60.0)
     #: A load or a store that takes longer fails.
-    transfer_deadline: float = _advanced(30.0)
+    transfer_timeout: float = _advanced(30.0)
     #: A store is done when it is on NVMe.
     durable: bool = _advanced(False)
     #: When the engine resets external caches (sleeping does), its weights may change: it then loads nothing older and

@@ -121,7 +121,7 @@ class Ahead:
         if sequence is None:
             return None
         try:
-            appended = ask(sequence.append, coming.keys, build=True, priority=URGENT, deadline=left, timeout=left)
+            appended = ask(sequence.append, coming.keys, build=True, priority=URGENT, daemon_timeout=left, timeout=left)
             if appended is None or appended.missing:
                 sequence.close()
                 return None

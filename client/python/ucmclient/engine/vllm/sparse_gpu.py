@@ -38,7 +38,7 @@ from .worker import WorkerHalf
 logger = logging.getLogger("ucmclient.engine.vllm")
 
 #: For blocks to come, in seconds.
-_DEADLINE = 2.0
+_GATHER_TIMEOUT = 2.0
 #: So often the daemon is asked for what has changed, in seconds, if nothing else is new; without steps, by a thread.
 _UPDATE = 0.1
 _IDLE = 0.5
@@ -122,9 +122,9 @@ class SparseGpuWorker:
         self._build = Builder(summary, self._pool)
         self.decoder = GpuDecoder(
             worker.link, summary, self._steps, layer_bytes=layout.layer_bytes, build=self._summaries, part=part,
-            beside=True, summarised=choices.choosing, deadline=_DEADLINE, timeout=worker.settings.lookup_timeout,
+            beside=True, summarised=choices.choosing, gather_timeout=_GATHER_TIMEOUT, timeout=worker.settings.lookup_timeout,
         )
-        self._ahead = Ahead(worker.link, self.decoder.ref_beside, part, _DEADLINE)
+        self._ahead = Ahead(worker.link, self.decoder.ref_beside, part, _GATHER_TIMEOUT)
 
     def _tables(self, shape: Any, heads: int) -> None:
         """What launches name: their addresses never change."""

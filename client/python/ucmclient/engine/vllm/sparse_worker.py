@@ -5,7 +5,7 @@ What a worker holds of a sparse request: the engine's *pages* of its window and 
 and rows by the blocks' keys. vLLM's own table of a request's blocks is not read: it still names pages that went back.
 
 A step of the engine goes so: begin() learns what the scheduler planned, rows() finds the batch's sparse requests, attend()
-runs for each layer, end() tells what the daemon keeps. A layer that lacks a block waits for it, up to a deadline. If it does not
+runs for each layer, end() tells what the daemon keeps. A layer that lacks a block waits for it, up to a timeout. If it does not
 come, the request is *spoiled*: the scheduler's half throws the step away for all ranks.
 
 On a CPU, vLLM's kernels keep K of a block with its tokens innermost, [head_dim][tokens], where summaries want a token's
@@ -33,7 +33,7 @@ from .worker import WorkerHalf
 logger = logging.getLogger("ucmclient.engine.vllm")
 
 #: For blocks to come, in seconds.
-_DEADLINE = 2.0
+_GATHER_TIMEOUT = 2.0
 
 #: The workers of this process, by the address of each layer's KV tensor: an attention layer knows no other name of its engine.
 _by_address: dict[int, tuple[SparseWorker, int]] = {}
@@ -98,7 +98,7 @@ class SparseWorker:
         entries = HostEntries(self._layers, rules.room.entries)
         self.decoder = _Decoder(
             worker.link, summary, rules.choices, rules.room, entries, requests=requests, layer_bytes=layout.layer_bytes,
-            part=part, deadline=_DEADLINE, timeout=worker.settings.lookup_timeout,
+            part=part, gather_timeout=_GATHER_TIMEOUT, timeout=worker.settings.lookup_timeout,
         )
         self._entries = _tensor(self.decoder.pool.buffer, self._caches[0])
         self.decoder.keys_in = lambda data: self._keys_in(self._block(data))

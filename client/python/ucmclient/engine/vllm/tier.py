@@ -58,7 +58,7 @@ class UcmTier(SecondaryTierManager):
         if not 0 < size <= _LARGEST:
             raise ValueError(f"a chunk of {size} bytes: up to {_LARGEST} are right, with a smaller \"block_size\" of the offloading connector")
         self._store = PageStore(of, _identity(offloading_spec, of, size), [Fragment(_address(primary_kv_view), size, size)], chunks, "vllm-tier")
-        self._movers, self._deadline = Movers("vllm-tier", 2), of.transfer_deadline
+        self._movers, self._deadline = Movers("vllm-tier", 2), of.transfer_timeout
         self._lookups = _Lookups(self._store, tier_type)
         self._mutex = threading.Lock()
         #: Under way, by their number; done, until vLLM asks; what loads failed to bring, until their requests end.

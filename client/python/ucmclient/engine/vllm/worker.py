@@ -230,7 +230,7 @@ class WorkerHalf:
         for load in self._loads if plan.void else ():
             if load.request in plan.void:
                 load.failed.update(load.blocks)
-        self._until = time.monotonic() + self.settings.transfer_deadline
+        self._until = time.monotonic() + self.settings.transfer_timeout
         if not self.settings.async_load and not self.settings.layerwise:
             self._wait_loads()
 
@@ -241,7 +241,7 @@ class WorkerHalf:
         region.gpu_busy(self._computes and self.settings.async_load)
         return self.link.ask(
             region.load, copy.keys, copy.blocks, progress_interval=int(self.settings.layerwise), priority=6, shifts=copy.shifts,
-            deadline=self.settings.transfer_deadline, timeout=self.settings.lookup_timeout, request=copy.request,
+            daemon_timeout=self.settings.transfer_timeout, timeout=self.settings.lookup_timeout, request=copy.request,
         )
 
     def wait_layer(self, name: str) -> None:
@@ -277,7 +277,7 @@ class WorkerHalf:
         self._judge(load, None, error)
         if error.status == Status.DEADLINE:
             logger.error("a load does not end: connecting to ucmd again")
-            self.link.cut(self.settings.transfer_deadline)
+            self.link.cut(self.settings.transfer_timeout)
 
     def _judge(self, load: _Load, result: Optional[TaskResult], error: Optional[UcmError] = None) -> None:
         if result is None:
@@ -319,7 +319,7 @@ class WorkerHalf:
         stores = [copy for copy in stores if copy.request not in discarded and right(copy.adapter)]
         if not stores or self.link.region is None:
             return
-        event, until = self.event(), time.monotonic() + self.settings.transfer_deadline
+        event, until = self.event(), time.monotonic() + self.settings.transfer_timeout
         for copies in together(stores):
             if self.link.region is None:  # also when the last call timed out: each such call costs its timeout
                 return
@@ -333,7 +333,7 @@ class WorkerHalf:
         """Stores of these copies, without a layer yet. None if there is no daemon, or it can't wait for events."""
         if self.link.region is None or self._events_refused:
             return []
-        until, of = time.monotonic() + self.settings.transfer_deadline, self.link.region.client.connection_epoch
+        until, of = time.monotonic() + self.settings.transfer_timeout, self.link.region.client.connection_epoch
         stores = [_Store(copies, None, until, Tasks(), layers_of=of) for copies in groups]
         self._stores += stores
         return stores
@@ -356,7 +356,7 @@ class WorkerHalf:
         keys = b"".join(copy.keys for copy in store.copies) if more else first.keys
         blocks = [block for copy in store.copies for block in copy.blocks] if more else first.blocks
         return self.link.ask(
-            region.dump, keys, blocks, cuda_event=handle, deadline=self.settings.transfer_deadline, durable=self.settings.durable,
+            region.dump, keys, blocks, cuda_event=handle, daemon_timeout=self.settings.transfer_timeout, durable=self.settings.durable,
             raw=first.raw, timeout=self.settings.lookup_timeout, request="" if more else first.request, **layers,
         )
 
