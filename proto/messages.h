@@ -398,7 +398,7 @@ enum ucm_handle_kind {
  * cuda_event: cuda: the bytes of a `cudaIpcEventHandle_t` to wait for; on `cpu` the status is 7.
  * priority: higher first; at the same one, loads before dumps.
  * timeout_ms: as in `load`.
- * durability: enum ucm_durability.
+ * durability: enum ucm_dump_durability.
  * request: the engine's id of its request, for `trace`.
  * raw: store in the base of an encoded namespace, raw; elsewhere no effect.
  * gpu_busy: as in `load`. */
@@ -417,7 +417,7 @@ enum ucm_handle_kind {
     F(m, flag, gpu_busy, OPT, 0, 0)
 
 /* Values of `durability` in `dump`. */
-enum ucm_durability {
+enum ucm_dump_durability {
     UCM_DURABILITY_DEFAULT = 0, /* as this connection opened the namespace */
     UCM_DURABILITY_NVME = 1,    /* answered when the bytes are on stable storage */
     UCM_DURABILITY_DRAM = 2,    /* answered when they are in DRAM */

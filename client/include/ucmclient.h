@@ -72,7 +72,7 @@ enum ucm_status {
     UCM_EDISCONNECTED = 100, /* the connection broke; the daemon may have done the request */
     UCM_ENODAEMON = 101,     /* no daemon listens on the socket */
     UCM_EPROTOCOL = 102,     /* the daemon's bytes violate the protocol */
-    UCM_EREPORTED = 103,     /* an earlier check or wait took the task's result */
+    UCM_ECONSUMED = 103,     /* an earlier check or wait took the task's result */
     UCM_EPENDING = 104,      /* ucm_task_check: the task is not done yet */
 };
 
@@ -138,7 +138,7 @@ struct ucm_namespace;
 
 /* When a dump counts as done: when its bytes are in DRAM, or when they are on stable storage and
  * survive a power failure. */
-enum ucm_durability_wish {
+enum ucm_durability {
     UCM_DURABLE_DEFAULT = 0, /* for a dump: as its namespace; for a namespace: in DRAM */
     UCM_DURABLE_ON_NVME = 1,
     UCM_DURABLE_IN_DRAM = 2,
@@ -161,7 +161,7 @@ struct ucm_identity {
     uint64_t layer_bytes; /* KV bytes of one layer of one part of one block */
     const void *salt;     /* anything else that must separate caches; NULL: nothing */
     size_t salt_bytes;    /* 0 to 1024 */
-    /* enum ucm_durability_wish, for this client's dumps that have UCM_DURABLE_DEFAULT. The client's
+    /* enum ucm_durability, for this client's dumps that have UCM_DURABLE_DEFAULT. The client's
      * latest ucm_namespace_open decides for all its handles on the namespace. */
     uint32_t durability;
 };
@@ -516,7 +516,7 @@ struct ucm_transfer {
      * pid namespace and /dev/shm; otherwise the blocks are UCM_BLOCK_IS_DEVICE. */
     const uint8_t *cuda_event;
     uint32_t part;       /* prefetch: 0: all parts, else the part's number + 1 */
-    uint32_t durability; /* dump: enum ucm_durability_wish */
+    uint32_t durability; /* dump: enum ucm_durability */
     /* Load: not 0: copy layer by layer and report every `progress_interval` layers, for ucm_task_wait_layers; 0:
      * copy block by block, without reports. */
     uint32_t progress_interval;
@@ -580,10 +580,10 @@ struct ucm_result {
 
 /* Handles what has arrived, without blocking. 0 with *out: the task is done. -UCM_EPENDING: it is
  * not. Another error: the whole request failed. The library reports a result once, to the first
- * check or wait; a later one returns -UCM_EREPORTED. */
+ * check or wait; a later one returns -UCM_ECONSUMED. */
 UCM_API int ucm_task_check(struct ucm_task *task, struct ucm_result *out);
 /* The same, but waits until the task is done. -UCM_EDEADLINE after timeout_ms leaves the task as it
- * was. If several threads wait for one task, one gets the result and the others -UCM_EREPORTED.
+ * was. If several threads wait for one task, one gets the result and the others -UCM_ECONSUMED.
  * When earlier requests suggest an end within a millisecond, the wait spins around that time, for
  * at most 0.16 ms, because waking a thread takes as long as moving some MiB. */
 UCM_API int ucm_task_wait(struct ucm_task *task, int timeout_ms, struct ucm_result *out);

@@ -54,7 +54,7 @@ const char *ucm_strerror(int status)
             {UCM_EDISCONNECTED, "UCM_EDISCONNECTED"},
         {UCM_ENODAEMON, "UCM_ENODAEMON"},
         {UCM_EPROTOCOL, "UCM_EPROTOCOL"},
-        {UCM_EREPORTED, "UCM_EREPORTED"},
+        {UCM_ECONSUMED, "UCM_ECONSUMED"},
         {UCM_EPENDING, "UCM_EPENDING"},
     };
 

@@ -20,7 +20,7 @@ static int identity_check(const struct ucm_identity *id)
     if (!id->layers || id->n_layers == 0)
         return client_fail(UCM_EINVALID, "layers must name the layers of a part");
     if (id->durability > UCM_DURABLE_IN_DRAM)
-        return client_fail(UCM_EINVALID, "durability is %u; see enum ucm_durability_wish",
+        return client_fail(UCM_EINVALID, "durability is %u; see enum ucm_durability",
                            id->durability);
     if (id->salt_bytes > 0 && !id->salt)
         return client_fail(UCM_EINVALID, "salt is NULL, but salt_bytes is %zu", id->salt_bytes);

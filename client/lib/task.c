@@ -316,7 +316,7 @@ int ucm_prefetch(struct ucm_namespace *ns, const struct ucm_transfer *t, int tim
 static int task_report(struct ucm_task *task, struct ucm_result *out)
 {
     if (task->reported)
-        return client_fail(UCM_EREPORTED, "the task's result was taken before");
+        return client_fail(UCM_ECONSUMED, "the task's result was taken before");
     task->reported = true;
     if (task->call.status)
         return client_call_status(&task->call);

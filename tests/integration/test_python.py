@@ -254,7 +254,7 @@ class Manners(Case):
         ns, shared, region = self.worker()
         task = region.load(key("none"), [0])
         task.wait()
-        self.refused(Status.REPORTED, task.wait)
+        self.refused(Status.CONSUMED, task.wait)
         task.close()
         task.close()
         self.refused(Status.INVALID, task.wait)

@@ -27,7 +27,7 @@ class Status(enum.IntEnum):
     DISCONNECTED = 100
     NO_DAEMON = 101
     PROTOCOL = 102
-    REPORTED = 103
+    CONSUMED = 103
     PENDING = 104
 
 

@@ -109,7 +109,7 @@ Test(client_faults, disconnect_in_the_middle)
     cr_assert_eq(pthread_create(&t, NULL, hang_up_soon, &rig.fake), 0);
     cr_expect_eq(ucm_task_wait(task, -1, &result), -UCM_EDISCONNECTED);
     cr_expect(strstr(ucm_errmsg(), "hung up"), "%s", ucm_errmsg());
-    cr_expect_eq(ucm_task_check(task, &result), -UCM_EREPORTED);
+    cr_expect_eq(ucm_task_check(task, &result), -UCM_ECONSUMED);
     ucm_task_free(task);
     pthread_join(t, NULL);
 
@@ -485,7 +485,7 @@ Test(client_faults, one_of_several_waiters_gets_the_result)
     fake_answer_held(&rig.fake, 0, UCM_BLOCK_OK);
     join(w);
     cr_expect_eq(count_status(w, 0), 1);
-    cr_expect_eq(count_status(w, -UCM_EREPORTED), THREADS - 1);
+    cr_expect_eq(count_status(w, -UCM_ECONSUMED), THREADS - 1);
     ucm_task_free(task);
 }
 

@@ -17,8 +17,8 @@ Test(client_tasks, a_load_is_reported_once)
     cr_expect_eq(result.n_ok, 4);
     cr_expect_eq(result.bytes, 400);
     cr_expect_eq(result.result[3], UCM_BLOCK_IS_OK);
-    cr_expect_eq(ucm_task_check(task, &result), -UCM_EREPORTED);
-    cr_expect_eq(ucm_task_wait(task, -1, &result), -UCM_EREPORTED);
+    cr_expect_eq(ucm_task_check(task, &result), -UCM_ECONSUMED);
+    cr_expect_eq(ucm_task_wait(task, -1, &result), -UCM_ECONSUMED);
     ucm_task_free(task);
 }
 
