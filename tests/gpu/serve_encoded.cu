@@ -126,7 +126,7 @@ static void load_all(struct worker *w, unsigned first, uint32_t step)
     struct ucm_transfer t = transfer(keys, blocks, first, N, false);
 
     poison(w);
-    t.step = step;
+    t.progress_interval = step;
     move(w, &t, true, false);
 }
 

@@ -88,7 +88,7 @@ int role_consume_layers(void)
     size_t differ = 0;
 
     worker_open(&w);
-    t.step = 1;
+    t.progress_interval = 1;
     need(ucm_load(w.region, &t, -1, &task) == 0, "load");
     for (unsigned layer = 0; layer < LAYERS; layer++) {
         need(ucm_task_wait_layers(task, layer + 1, 30000, result.data()) == 0, "a layer");

@@ -79,7 +79,7 @@ static struct ucm_task *load_begin(struct streamer *s, unsigned *differ)
     struct ucm_transfer t = transfer(keys, blocks, FIRST, LOADED, true);
     struct ucm_task *task;
 
-    t.step = 1;
+    t.progress_interval = 1;
     need(ucm_load(s->w.region, &t, -1, &task) == 0, "load");
     for (unsigned layer = 0; layer < LAYERS; layer++) {
         need_cuda(ucm_cuda_stream_wait(s->cuda, task, layer + 1, s->w.stream, 60000), "stream wait");
