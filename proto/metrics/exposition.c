@@ -62,16 +62,6 @@ const size_t histogram_infos_n = COUNT(histogram_infos);
 
 /* ---- names ---- */
 
-/* Renames families whose names would collide with others. */
-static const char *metric_text_name(const struct metric_list *list, const struct metric_info *m)
-{
-    if (!list->label && strcmp(m->name, "connections_accepted") == 0)
-        return "connections_accepted";
-    if (list == &metric_lists[METRIC_LIST_DEVICES] && strcmp(m->name, "jobs") == 0)
-        return "copy_jobs";
-    return m->name;
-}
-
 static bool ends_in(const char *s, size_t n, const char *end)
 {
     size_t m = strlen(end);

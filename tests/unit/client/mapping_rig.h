@@ -294,8 +294,7 @@ FAKE_FN void mapping_down(void)
 /* The daemon's notification, on the only connection. */
 FAKE_FN void mapping_ask_back(const uint32_t *slabs, uint32_t n)
 {
-    struct msg_mapping_revoke m = {
-        .mapping = WGET(id), .slabs = {slabs, n}, .daemon_timeout_ms = 1000};
+    struct msg_mapping_revoke m = {.mapping = WGET(id), .slabs = {slabs, n}, .timeout_ms = 1000};
     struct proto_buf b;
     struct ucm_error e;
 
