@@ -5,7 +5,7 @@
 
 #include "tests/integration/harness.h"
 
-#define CHURN_WAIT_MS 60000 /* more than any deadline: who waits so long waits for ever */
+#define CHURN_WAIT_MS 60000 /* more than any deadline: a call that takes so long hangs */
 #define CHURN_SPACES 4u
 
 struct churn_space {

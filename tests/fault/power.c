@@ -173,7 +173,7 @@ static void write_undo(struct oracle *o, const struct mood *mood, int fd,
             cr_assert_eq(pwrite(fd, r->old + at, n, (off_t)from), (ssize_t)n);
             loss->sectors++;
         } else if (!settled[s]) {
-            settled[s] = 1; /* what was before it matters no more */
+            settled[s] = 1; /* what was before it no longer matters */
             loss->kept++;
         }
         at += n;

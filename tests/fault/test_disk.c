@@ -368,7 +368,7 @@ Test(disk, a_ring_refused_and_back_the_same_bytes)
     cr_expect_eq(load_all(1000), BLOCKS);
 }
 
-/* Who names io_uring does not get threads in its place, as `auto` does. */
+/* A daemon with io_uring configured does not fall back to threads, as `auto` does. */
 Test(disk, a_ring_that_is_named_and_refused_ends_the_start)
 {
     open_host("nvme.io=auto");

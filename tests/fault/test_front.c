@@ -1,4 +1,4 @@
-/* The connection itself: who says nothing, who sends half a frame, who asks and reads late or never, and
+/* The connection itself: peers that say nothing, send half a frame, read answers late or never, and
  * descriptors that arrive together with frames sent before theirs. */
 /* Sanitizers: address */
 #include "proto/proto.h"

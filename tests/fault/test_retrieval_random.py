@@ -402,7 +402,7 @@ class Actor:
 
 
 class Play:
-    """One daemon after the other on the same disks, and who talks to it."""
+    """One daemon after the other on the same disks, and its clients."""
 
     def __init__(self, case, seed):
         self.random, self.case = random.Random(seed), case

@@ -17,7 +17,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Of the input: how one page is made. */
+/* How one page is made from the input. */
 struct page_recipe {
     uint8_t kind, fingerprint, identity_bytes, sequence, at, value;
 };

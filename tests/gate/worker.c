@@ -1,7 +1,7 @@
 /* One side of `make bench-gate`: gate.py runs it once with the baseline's build and once with this
- * tree's, by turns. It starts daemons of its own with the ucmd that it is given, plays their worker
- * through the libucmclient that the loader finds (LD_LIBRARY_PATH), and repeats a case when it is told
- * to. So a case costs what this daemon and this library cost together.
+ * tree's, by turns. It starts its own daemons with the given ucmd, plays their worker through the
+ * libucmclient that the loader finds (LD_LIBRARY_PATH), and repeats a case on request. So a case
+ * costs what this daemon and this library cost together.
  *
  *   gate_worker UCMD DIRECTORY
  *
@@ -66,7 +66,7 @@ static void processor_take(void)
 
 /* ---- clocks ---- */
 
-/* Of a process with all its threads; that of this one for 0. */
+/* CPU time of a process with all its threads; of this one for 0. */
 static double cpu_s(pid_t pid)
 {
     struct timespec t = {0};

@@ -211,7 +211,8 @@ static int by_key(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* model: from the same arrays, in C. Who wanted a miss first may differ, and so whom an unclaimed entry counts for. */
+/* model: from the same arrays, in C. Which request wanted a miss first may differ, and so the
+ * request that an unclaimed entry counts for. */
 static void same_resolve(struct pool *p, struct ucm_entries *model)
 {
     struct ucm_entries *s = &p->host;

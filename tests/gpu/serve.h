@@ -26,7 +26,7 @@ struct worker {
     uint8_t kept[16]; /* what stands where a nonce does */
 };
 
-/* Of a role: what goes wrong ends it. */
+/* A check in a role: a failure ends the role. */
 void need(bool ok, const char *what);
 double now_s(void);
 
@@ -50,8 +50,8 @@ void worker_unregister(struct worker *w);
 struct ucm_transfer transfer(std::vector<uint8_t> &keys, std::vector<uint32_t> &blocks,
                              unsigned first, unsigned n, bool reversed);
 void key_make(unsigned number, uint8_t *out);
-/* Of the test's strategy: does a worker have a copy agent; do copies go through its ring; does the daemon's planner decide
- * whether raw ones do? */
+/* The test's strategy: whether a worker has a copy agent, whether copies go through its ring, and
+ * whether the daemon's planner decides about raw ones. */
 bool copy_agent(void);
 bool staged(void);
 bool plans(void);

@@ -121,8 +121,8 @@ int role_consume_stream(void)
     return differ ? 1 : 0;
 }
 
-/* The daemon stops in the middle of its loads, so that the stream stands at one of them, and dies. What
- * a load that is told to be good has brought was there for the kernels, too. */
+/* The daemon stops in the middle of its loads, so that the stream stands at one of them, and dies. The bytes of a
+ * successful load were there for the kernels, too. */
 int role_stream_orphan(void)
 {
     const char *text = getenv("UCM_TEST_DAEMON");

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """table.py COPY.JSON...: what `ucm-bench copy --json` measured, a line a case, against what is aimed at.
 
-A figure by fragment is the worst of the fragments of the case. Of several files each adds what it has.
+A figure by fragment is the worst of the fragments of the case. Several files each add their rows.
 """
 
 import json

@@ -511,7 +511,8 @@ static void test_lost(bool by_kernel)
     loop_for(&t, 20);
     job_init(&j, DEVICE_LOAD, s, items, 32);
     CHECK(job_run(&t, &j) == -EIO, "later copies fail: %s", j.job.error.text);
-    CHECK(t.failures == 1 && wrong > 0, "the context is lost, and that is told once: %s", t.why);
+    CHECK(t.failures == 1 && wrong > 0, "the context is lost, and that is reported once: %s",
+          t.why);
     CHECK(!bad || jobs[10].status == -EIO, "the wild copy failed");
     printf("INFO  %u of 20 copies failed with it\n", wrong);
     CHECK(flat_open(&good, good_ipc, &r) == -EIO && t.failures == 1, "later regions are refused");

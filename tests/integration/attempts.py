@@ -129,7 +129,7 @@ FORBIDDEN = {
     "memory that grows down": lambda: memory(mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100),
     "shmget": lambda: call(29, 194, 0, PAGE, 0o1600),
     "more stack": lambda: resource.setrlimit(resource.RLIMIT_STACK, 2 * (1 << 30,)),
-    # who listens outside
+    # listeners outside
     "a datagram": lambda: datagram(socket.SOCK_DGRAM),
     "a datagram of a raw pair": lambda: datagram(socket.SOCK_RAW),
     "a local socket": lambda: socket.socket(socket.AF_UNIX),
@@ -207,7 +207,7 @@ def outcome(attempt):
         return errno.errorcode.get(e.errno, str(e.errno))
     except ValueError as e:
         return "EPERM" if "raise maximum limit" in str(e) else str(e)
-    except BaseException as e:  # what a table's line did wrong is told, too
+    except BaseException as e:  # mistakes of a table's line are reported, too
         return f"{type(e).__name__}: {e}"
     return "done"
 

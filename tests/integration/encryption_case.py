@@ -94,7 +94,7 @@ class Encrypted(OwnDaemons, Case):
             return file.read()
 
     def secrets(self):
-        """Of ucmd.namespaces: each page's fingerprint and secret."""
+        """Each page's fingerprint and secret in ucmd.namespaces."""
         with open(os.path.join(self.daemon.store, "ucmd.namespaces"), "rb") as file:
             data = file.read()
         return [(data[at + 32:at + 64], data[at + 4072:at + 4088]) for at in range(0, len(data), PAGE)]

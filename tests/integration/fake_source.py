@@ -9,7 +9,7 @@ OK, MISS, NO_ROOM = BlockResult.OK, BlockResult.MISS, BlockResult.NO_ROOM
 
 
 class Source:
-    """A daemon that answers gathers as it is told: statuses, an error, or None for no answer."""
+    """A daemon that answers gathers as the test says: statuses, an error, or None for no answer."""
 
     away = False
     summaries = SimpleNamespace(register=lambda *_, **__: True)

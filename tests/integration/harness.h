@@ -77,8 +77,8 @@ void worker_close(struct worker *w);
 /* What is open of it, whose daemon is gone. */
 void worker_drop(struct worker *w);
 
-/* Keys that are told apart by a number; block i of a worker's memory filled with a pattern of seed,
- * or compared with it: the number of bytes that differ. */
+/* Keys that differ by a number; block i of a worker's memory filled with a pattern of seed, or
+ * compared with it: the number of bytes that differ. */
 void key_make(uint64_t number, uint8_t out[WORKER_KEY_BYTES]);
 void keys_make(uint64_t first, uint32_t n, uint8_t *out);
 void worker_fill(struct worker *w, uint32_t block, uint64_t seed);

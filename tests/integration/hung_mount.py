@@ -15,7 +15,7 @@ LOOKUP, OPEN, INIT, DETACH = 1, 14, 26, 2
 
 class HungMount:
     """Over a directory that may be in use; what is opened there from now on hangs. takes: the server takes each request, so that not even
-    SIGKILL ends who made it; else it does not even read them, and SIGKILL does, as in most file systems of the kernel's. opens: the server
+    SIGKILL ends its caller; else it does not even read them, and SIGKILL does, as in most file systems of the kernel's. opens: the server
     takes them, and only lets files be opened: each name is one, whose close() hangs."""
 
     def __init__(self, directory, takes=True, opens=False):
@@ -46,7 +46,7 @@ class HungMount:
         return mount, os.open(os.path.join(directory, "file"), os.O_RDWR)
 
     def close(self):
-        """Who hangs there gets an error."""
+        """Callers that hang there get an error."""
         if self.server.returncode is None:
             self.server.kill()
             self.server.wait()

@@ -231,7 +231,7 @@ def main():
         threading.Thread(target=web.serve_forever, daemon=True).start()
         used = python or os.path.join(HERE, "mooncake_played/python")
         line = f"{web.server_address[1]} mooncake://127.0.0.1:{server.port} metadata={server.metadata}&host=127.0.0.1&python={used}\n"
-        os.write(1, line.encode())  # at once: who starts us reads once
+        os.write(1, line.encode())  # at once: the caller reads once
         sys.stdin.read()
     finally:
         server.close()

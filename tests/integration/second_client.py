@@ -1,4 +1,4 @@
-"""A client for ucmd that knows no more than docs/protocol.md and docs/methods.md say.
+"""A client for ucmd that knows only what docs/protocol.md and docs/methods.md say.
 
 The pages themselves are read too: their tables check every result, their hex is what test_protocol.py sends and compares.
 Needs python3-msgpack.
@@ -19,7 +19,7 @@ import time
 
 import msgpack
 
-from daemon import TIMEOUT_S, UCMD, Daemon, DaemonCase, until  # noqa: F401  for those who import both
+from daemon import TIMEOUT_S, UCMD, Daemon, DaemonCase, until  # noqa: F401  re-exported
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DEMO = {"model": "demo", "dtype": "bf16", "layout": "nhd/1", "block_tokens": 16, "key_bytes": 16, "parts": 1,

@@ -24,7 +24,7 @@ struct store_kind {
      * it ends with its standard input. */
     bool (*ready)(void); /* false: not here, for store.why */
     void (*serve)(void);
-    /* Of a request for what the store has at `path` in the test's part of it. */
+    /* The URL of a request for `path` in the test's part of the store. */
     void (*url)(const char *path, char out[700]);
     /* NULL, or adds what authorizes it; the list is freed after the request. */
     struct curl_slist *(*authorize)(CURL *easy);
@@ -147,7 +147,7 @@ static inline long store_ask(const char *method, const char *path, struct store_
     return store_request(method, url, out, in);
 }
 
-/* Of a request that brings nothing that anybody wants. */
+/* Makes a request whose answer's bytes are not needed. */
 static inline void store_expect(const char *method, const char *path, struct store_bytes *out,
                                 long status)
 {

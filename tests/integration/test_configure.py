@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""What an operator changes of a running daemon: `config.reload`, as the wire has it and as `ucmctl config reload` prints it; and who
-is an operator, and whose tenant, from namespaces of its own."""
+"""What an operator changes of a running daemon: `config.reload`, on the wire and as `ucmctl config reload` prints it; and which peers are
+operators, and of which tenant, in namespaces of their own."""
 
 import json
 import os
@@ -143,7 +143,7 @@ class Get(Configured):
 
 
 class Audit(Configured):
-    """One line for each change, by who asked, whatever the level."""
+    """One line for each change, with its caller, whatever the level."""
     config = "log:\n  level: error\n"
     options = {"nvme": False}
 

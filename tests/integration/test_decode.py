@@ -55,7 +55,7 @@ class Needs(unittest.TestCase):
                 Admission(less, policy, lists=1, block_tokens=16).check(200)
 
     def test_what_is_expected(self):
-        """Floors follow what tokens took of what they might; who did not fit comes back by what all might take."""
+        """Floors follow the share that tokens took of their maximum; a request that did not fit comes back by the maximum of all."""
         policy = replace(Choices.alike(sparse.TopK(sparse_ratio=0.5, min_blocks=1), 4), floor=2.0)
         admission = Admission(Room(entries=90, rows=60), policy, lists=1, block_tokens=16)
         self.assertEqual([admission.floor(tokens) for tokens in (200, 1600)], [40, 90], "no more than there is")
@@ -403,7 +403,7 @@ class Served(unittest.TestCase):
             answers[:] = [(0, 0, 0, ())]
             a.referenced = 700
             decoder._pin(a)
-            self.assertEqual((a.referenced, a.below, asked[-1]), (800, False, (700, 100, 7)), "no room: whoever misses them asks again")
+            self.assertEqual((a.referenced, a.below, asked[-1]), (800, False, (700, 100, 7)), "no room: a sequence that misses them asks again")
 
     def test_pins_alongside_a_step(self):
         """Nothing is waited for longer than was said, nothing counts before the step is over, and in vain is asked less and less often."""
@@ -427,7 +427,7 @@ class Served(unittest.TestCase):
             answers[:] = [256, 40]
             self.assertTrue(decoder.keep_beside(0.006))
             self.assertEqual((asked, a.referenced, len(decoder._places)), ([(0, 256, 0.006), (0, 40, 0.006)], 0, 0))
-            self.assertFalse(decoder.keep_beside(0.006), "what was told was not looked at yet")
+            self.assertFalse(decoder.keep_beside(0.006), "the report was not looked at yet")
             decoder._come()
             self.assertEqual((a.referenced, b.referenced, len(decoder._places)), (256, 40, 296))
             answers[:] = [100]

@@ -210,7 +210,7 @@ class Hostile(Mixed):
         self.assertEqual([part.bytes(3) for part in parts], [parts[0].bytes(1), parts[1].bytes(1), parts[2].bytes(0)])
 
     def test_parts_of_two_forms_stay_where_all_fit(self):
-        """fp8 holds any bytes: who dumps a part plain meant it, and nothing is decoded for that."""
+        """fp8 holds any bytes: a part dumped raw is meant to be raw, and nothing is decoded for it."""
         client, base, ns, parts = self.mixed(2, encoding="fp8")
         before = self.count(client)
         for part in parts:

@@ -18,7 +18,7 @@ SUITE_TIMEOUT_S = 300
 
 class Thief(Encrypted):
     def test_finds_nothing(self):
-        """The issue's test: who has the disk has neither the text nor, after a purge, a way back with the tenant's key."""
+        """The disk alone does not reveal the text, and after a purge not even with the tenant's key."""
         self.start()
         kv = self.store()
         self.loads(kv)
@@ -65,7 +65,7 @@ class Thief(Encrypted):
         self.assertNotIn(b"known to me", self.disk())
 
     def test_what_is_leased_while_it_is_purged_is_a_miss_and_no_damage(self):
-        """Whoever purges his own blocks, and reads those that he had leased, costs nobody a segment."""
+        """A tenant that purges its own blocks, and reads those that it had leased, costs nobody a segment."""
         self.start()
         kv = self.store()
         self.forget_dram()

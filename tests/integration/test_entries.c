@@ -87,7 +87,7 @@ static void device_make(const char *options)
     if (shell(device, sizeof(device), "losetup -f --show %s %s 2>/dev/null", options, image) != 0 ||
         strncmp(device, "/dev/", 5) != 0) {
         device[0] = '\0';
-        cr_skip_test("no loop device is to be had here");
+        cr_skip_test("no loop device is available here");
     }
     snprintf(paths, sizeof(paths), "nvme.paths=%s", device);
 }

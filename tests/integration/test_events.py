@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Events for routers, against a real daemon: what each step of a block's life tells, replay, readers that are slow, and who sees what."""
+"""Events for routers, against a real daemon: the events of each step of a block's life, replay, slow readers, and permissions."""
 
 import json
 import unittest
@@ -13,7 +13,7 @@ END = 2 ** 64 - 1
 
 
 def tokens(*names):
-    """Of blocks of 16 tokens."""
+    """Tokens of blocks of 16 tokens."""
     return b"".join(u32(*range(100 * name, 100 * name + 16)) for name in names)
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """Tenants that load at the same time, against a real daemon: each gets the bytes that its weight entitles it to while others wait, too,
-counted in bytes; and who loads little waits for what is under way and not for what others have queued, counted in requests, by the order in
+counted in bytes; and a tenant that loads little waits for work under way, not for others' queues, counted in requests, by the order in
 which a trace says that they ended.
 """
 
@@ -61,7 +61,7 @@ class Tenants(Case):
                 self.assertEqual(set(client.wait(msgid)["status"]), {OK})
 
     def told(self, tenants, resource):
-        """Of each tenant: what it has had while others waited, too, and what its part of that was."""
+        """For each tenant: the bytes that it got while others waited, too, and those that it was entitled to."""
         told = {tenant["name"]: tenant for tenant in self.operator.call("stats")["tenants"]}
         mine = [told.get(f"uid:{FIRST_UID + i}", {}) for i in range(tenants)]
         return [(each.get(resource + "_contended_bytes", 0), each.get(resource + "_fair_share_bytes", 0)) for each in mine]

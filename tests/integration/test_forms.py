@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Blocks in two forms, asked for in every order of calls, alongside another tenant's blocks: whoever gets bytes gets those of the block that
-he named, in the form of his pages, and nothing else of the arena.
+"""Blocks in two forms, asked for in every order of calls, alongside another tenant's blocks: a client gets only the bytes of the block
+that it named, in the form of its pages, and nothing else of the arena.
 
 $UCM_ENCODING_GPU: pages and pools lie on a GPU, as encoding_case.py says; with "ring" those of bytes have a copy agent, too."""
 
@@ -28,7 +28,7 @@ MARK = b"the other one's!"
 
 
 def orders():
-    """Who names the encoded namespace has opened it, one way or the other. On a GPU memory stays until the process ends."""
+    """A client that names the encoded namespace has opened it, one way or the other. On a GPU memory stays until the process ends."""
     found = [order for order in itertools.permutations(STEPS) if order[0] in ("bytes", "view")]
     return found[::5] if GPU else found
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""gather of single layers that lie on NVMe, after a restart too: what is read, what damage does, and who is killed."""
+"""gather of single layers that lie on NVMe, after a restart too: what is read, and the effects of damage and kills."""
 
 import faulthandler
 import os

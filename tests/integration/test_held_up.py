@@ -255,7 +255,7 @@ class Descriptors(Closing):
 
 
 class Monitoring(Stopping, Case):
-    """Who sends descriptors whose close() waits to the metrics' socket: its pages are answered meanwhile."""
+    """A client sends descriptors whose close() blocks to the metrics' socket: its pages are answered meanwhile."""
     where = os.path.join(tempfile.gettempdir(), f"metrics.{os.getpid()}")
     options = {"nvme": False, "metrics.socket": where}
 

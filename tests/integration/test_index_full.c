@@ -126,7 +126,8 @@ Test(index_full, a_killed_daemons_blocks_are_whole)
     cr_expect_gt(metric(w.client, "blocks"), MAX * 9 / 10);
 }
 
-/* One part of each of many: the index stays as small as with blocks of one part, and who uses his blocks keeps them. */
+/* One part of each of many: the index stays as small as with blocks of one part, and a tenant that
+ * uses its blocks keeps them. */
 Test(index_full, blocks_of_many_parts_count_as_more)
 {
     static const struct worker_options wide_options = {

@@ -143,7 +143,8 @@ Test(keep, dram_is_there_again_after_term)
     cr_expect_eq(metric(w.client, "load_blocks_nvme"), 0u);
 }
 
-/* Slots of two sizes, more than there is room for: what was in DRAM at the end is what is there. */
+/* Slots of two sizes, more than there is room for: a restart finds exactly the blocks that were in
+ * DRAM at the end. */
 Test(keep, a_full_arena_is_there_again)
 {
     struct worker_options large = {.model = "large", .layer_bytes = 3 * PART / 4};

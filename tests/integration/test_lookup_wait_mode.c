@@ -91,7 +91,7 @@ static struct answer look(uint32_t wait_mode, uint64_t first, uint32_t n, uint32
     return a;
 }
 
-/* Another host has stored blocks 0 to STORED, and 50. Of these this one knows 50 alone. */
+/* Another host has stored blocks 0 to STORED, and 50. This host knows only 50. */
 static void begin(void)
 {
     snprintf(directory, sizeof(directory), "/tmp/ucm-wait-mode-XXXXXX");
@@ -161,7 +161,7 @@ Test(lookup_wait_mode, who_comes_back_finds_what_the_shared_tier_has)
     a = look(UCM_WAIT_MODE_LATER, 100, 1, 0);
     cr_expect(a.pending == 0 && a.hits == 1 && a.dram == 1 && a.lease != 0, "others go on");
     a = look(UCM_WAIT_MODE_HERE, 0, ASKED, 0);
-    cr_expect(a.pending == 0 && a.hits == 0, "who gives up gets what is here");
+    cr_expect(a.pending == 0 && a.hits == 0, "a caller that gives up gets what is here");
 
     let_go();
     a = look_until_known(0, ASKED, 0);

@@ -340,8 +340,8 @@ class Tenants(OwnDaemons, Case):
         self.assert_read(b_mapping, [p for p in places if p], [k for p, k in zip(places, b_kv) if p])
 
     def test_memory_that_a_client_keeps_is_its_own_loss(self):
-        """It says that it has released all, and keeps the mappings: no more memory comes into being for it, and another
-        tenant has all that it may have."""
+        """It says that it has released all, and keeps the mappings: no further memory is allocated for it, and another tenant
+        gets all that it may have."""
         self.start()
         a, a_ns, a_mapping, a_sequence, _ = self.of(None, 4 * SLOTS, 5)
         a_mapping.ref(a_sequence, 4 * SLOTS, timeout_ms=20000)
@@ -455,7 +455,7 @@ class Padding(Case):
 
 class Stops(OwnDaemons, Case):
     def test_what_ends_refs_whose_reads_last(self):
-        """Of blocks on a root whose process stands still."""
+        """References to blocks on a root whose process is stopped."""
         self.daemon = Daemon(nvme=False, **MAPPINGS, **{"shared.roots": self.directory, "shared.timeout": "600s"})
         self.addCleanup(self.daemon.stop)
         client, ns, _, kv = self.stored(8)

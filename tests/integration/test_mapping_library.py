@@ -104,7 +104,7 @@ class ByLibrary(OwnDaemons, Case):
         self.start()
 
         def ref():
-            """What is lost of the sequence is told once; then all is as before."""
+            """Lost blocks of the sequence are reported once; then all is as before."""
             try:
                 return worker.mapping.ref(worker.sequence)
             except UcmError as error:

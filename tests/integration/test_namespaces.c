@@ -173,8 +173,8 @@ Test(namespaces, a_tenant_does_not_lock_others_out)
     ucm_close(c);
 }
 
-/* A start takes what lies on storage, however many namespaces that are; what gave way before it
- * left nothing behind, and its name can be had again. */
+/* A start loads all namespaces on storage, however many. An evicted one left nothing behind, and
+ * its name can be used again. */
 Test(namespaces, over_a_restart)
 {
     static const char *const sets[] = {"limits.namespaces_per_tenant=4", NULL};

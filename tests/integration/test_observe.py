@@ -45,7 +45,7 @@ class UnixConnection(http.client.HTTPConnection):
 
 
 def address_of(daemon):
-    """Of its TCP listener, which the kernel chose."""
+    """The address of its TCP listener, which the kernel chose."""
     return re.findall(r"http listening address=(\S+)", daemon.log())[-1]
 
 

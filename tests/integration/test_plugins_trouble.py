@@ -33,7 +33,7 @@ from ucmclient.engine.vllm.link import Link
 PAGES, SIZE = 24, 4096
 test_trtllm.PAGES, test_trtllm.SIZE, test_vllm_tier.SIZE = PAGES, SIZE, SIZE
 QUICK = {"retry_interval": 0.05, "connect_timeout": 5.0, "lookup_timeout": 5.0, "transfer_timeout": 20.0}
-#: Of a daemon that is going to die or stop: what is late is tried again.
+#: For a daemon that is going to die or stop: late calls are tried again.
 IMPATIENT = {"lookup_timeout": 0.3, "transfer_timeout": 0.3}
 
 

@@ -36,7 +36,7 @@ def tearDownModule():
 
 
 class Memory:
-    """Of this process, with a handle. The driver opens no other process's file without the right to; all here have it."""
+    """This process's memory, with a handle. The driver opens no other process's file without the right to; all here have it."""
 
     def __init__(self, size=BLOCKS * SIZE):
         cuda = ctypes.CDLL(SO)

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""docs/protocol.md and docs/methods.md against a real daemon, through second_client.py: what the pages say is what happens.
+"""docs/protocol.md and docs/methods.md against a real daemon, through second_client.py: the daemon does what the pages say.
 
 Here: vectors, the session byte by byte, frames, and every parameter, bound and field of every method. What becomes of
 blocks is in test_protocol_blocks.py.

@@ -114,7 +114,7 @@ class Blocks(Case):
         self.assertEqual(region.bytes(2), now)
 
     def told_of_a_load(self, region, before, first, step):
-        """The layers that were told of before the answer."""
+        """The layers that were reported before the answer."""
         client = region.client
         region.memory[:] = bytes(len(region.memory))
         msgid = region.begin("load", ["x", *range(7)], range(8), layer=first, progress_interval=step)

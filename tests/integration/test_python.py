@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The Python binding, client/python, against a real daemon: every call, its errors, and who keeps which memory alive."""
+"""The Python binding, client/python, against a real daemon: every call, its errors, and which objects keep memory alive."""
 
 import array
 import ctypes
@@ -213,7 +213,7 @@ class Blocks(Case):
         self.assertTrue((pages[:, 7] == pages[:, 8]).all())
         self.assertEqual(data_pointer(pages[1]), data_pointer(pages) + BLOCKS * FRAGMENT)
 
-        class Foreign:  # no more than DLPack
+        class Foreign:  # only DLPack
             def __init__(self, array):
                 self.array = array
 

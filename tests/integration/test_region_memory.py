@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Pages of a client's memory that do not exist, or that the client takes away later: the kernel charges those that come into being to
-whoever touches them, so the daemon makes none."""
+"""Pages of a client's memory that do not exist, or that the client takes away later: the kernel charges a new page to the process
+that touches it first, so the daemon makes none."""
 
 import ctypes
 import fcntl

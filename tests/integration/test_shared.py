@@ -137,7 +137,7 @@ class Share(Halves, SharedCase):
         other.regions[0].dump("x", [5])
         self.assertEqual(other.tiers("x", 0, "y", 1), [IN_DRAM, ON_SHARED, ABSENT, ON_SHARED])
         plain = other.client.call("lookup", ns=other.ns, keys=keys(0), per_key=True)
-        self.assertEqual(plain, {"hits": 1, "status": bytes([ON_NVME])}, "who does not ask is not told")
+        self.assertEqual(plain, {"hits": 1, "status": bytes([ON_NVME])}, "a client that does not ask gets no figure")
         self.assertEqual(other.parts(0)[0]["shared"], "ready")
         self.assertEqual(other.parts(0)[0]["root"], 1)
 

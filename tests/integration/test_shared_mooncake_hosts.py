@@ -221,7 +221,7 @@ class Stores(OwnDaemons, Case):
 
     @unittest.skipUnless(REAL, "a real store")
     def test_a_process_of_the_store_that_hangs(self):
-        """Calls of who has spoken to it end by MC_TCP_STATUS_TIMEOUT_SEC, before the daemon takes the backend for hung."""
+        """Calls of processes that have spoken to it end by MC_TCP_STATUS_TIMEOUT_SEC, before the daemon takes the backend for hung."""
         right = self.written(self.host())
         host = self.host()
         self.assertEqual(host.loaded({0: right.pop(0)}), 1)

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Who writes what: what names bytes of slots, and what devices are told to copy, comes from one file each, which checks it. And
+"""Only one file each makes and checks spans, which name bytes of slots, and the copies that devices run. And
 the core includes no feature's header."""
 
 import glob
@@ -26,7 +26,7 @@ def sources():
 
 
 def span_writes(text):
-    """Of what the file declares as spans, or as pointers to them: fields that it writes, and spans that it makes."""
+    """Fields that the file writes, and values that it makes, of variables that it declares as spans or as pointers to them."""
     found = re.findall(r"\(struct span\)\s*\{", text)
     names = set()
     for variables, parameter in re.findall(r"struct span\s+(?:([\w\s*,\[\]]*);|\**(\w+))", text):

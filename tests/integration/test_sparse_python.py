@@ -510,7 +510,7 @@ class Restart(unittest.TestCase):
             other = Worker(self, self.daemon, "lost")
             other.ns.evict(names()[32 * 30 :])
             with self.assertRaises(UcmError) as caught:
-                while True:  # a call that was under way in the break is told of that
+                while True:  # a call under way during the break reports it
                     sequence.select(0, query())
                     self.assertNotEqual(len(sequence), BLOCKS)
             self.assertEqual(caught.exception.status, Status.DISCONNECTED)

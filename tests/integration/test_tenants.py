@@ -123,7 +123,7 @@ class Settings(Own):
 
     @unittest.skipUnless(os.geteuid() == 0, "takes other uids")
     def test_what_an_operator_sees(self):
-        """Of DRAM, NVMe and the shared tier: use, guarantee and bound; the weight; changed live. What each obtained: test_fairness.py."""
+        """For DRAM, NVMe and the shared tier: use, guarantee and bound; the weight; changed live. What each obtained: test_fairness.py."""
         root = os.path.join(self.directory, "root")
         os.mkdir(root)
         self.start(**{"shared.roots": f"{root} capacity=1GiB", "tenant_settings":

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""`trace` and `ucmctl trace` against a real daemon: who may trace, which requests are chosen, what is in the file, and
+"""`trace` and `ucmctl trace` against a real daemon: permissions, which requests are chosen, what is in the file, and
 that a slow read shows as the longest span of its load.
 
 $UCMD and $UCMCTL name other programs than those in build/.
@@ -199,7 +199,7 @@ class Trace(Traces):
         self.assertEqual((found[1]["block_bytes"], found[1]["block_tokens"]), (region.size, BIG["block_tokens"]))
 
     def test_keys_come_once(self):
-        """Of a dump's first layer and first part; the others have the same."""
+        """The spans of a dump's first layer and first part; the others have the same."""
         identity = dict(DEMO, model=self.id(), parts=2, layers=[2, 2])
         client, operator = self.client(), self.client()
         ns = client.open(identity)

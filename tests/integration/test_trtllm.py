@@ -305,7 +305,7 @@ class TensorRT(Case):
             self.assertEqual((second.generate(tokens), second.loaded), (right(tokens, 2), 0 if doubtful else 12), doubtful)
 
     def test_pauses_and_pages_that_others_get(self):
-        """A request loses its pages in the midst, and another one gets them in the next step: what was stored is what was computed."""
+        """A request loses its pages in the midst, and another one gets them in the next step: the stored bytes are the computed ones."""
         a, tokens = self.engine(chunk=8), list(range(37))
         for told in (False, True):
             request = a.add(tokens)

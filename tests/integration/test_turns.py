@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Who is served when, if clients send more than the daemon's loop can answer: connections and tenants take turns, and no pause of the daemon is
+"""The order of service if clients send more than the daemon's event loop can answer: connections and tenants take turns, and no pause of the daemon is
 charged to anybody."""
 
 import functools
@@ -72,7 +72,7 @@ class Turns(Stopping, Case):
         self.assertLess(ahead, queued / 8)
 
     def test_a_pause_is_no_tenants_work(self):
-        """The daemon stands still while it serves one of two tenants. That tenant waits no longer afterwards."""
+        """The daemon stands still while it serves one of two tenants. That tenant does not wait longer afterwards."""
         data = tiny(20000)
         size = len(data) // 20000
         for _ in range(4):  # in half of these it serves the other one
@@ -152,7 +152,7 @@ class Turns(Stopping, Case):
         sender.join()
 
     def test_frames_before_a_disconnect_are_all_handled(self):
-        """Of peers that have gone when the daemon looks."""
+        """Peers that have gone when the daemon looks."""
         clients, data = [self.client(uid=1001) for _ in range(8)], tiny(3000)
         before = self.received()
 
@@ -300,7 +300,7 @@ class Watchdog(Stopping, unittest.TestCase):
             pass
 
     def request(self, ns, number):
-        """Of connection `number`, over and over."""
+        """Sends on connection `number`, over and over."""
         some = os.urandom(16 * 16384)
         return [["lookup", {"ns": ns, "keys": some}], ["lookup", {"ns": ns, "keys": some, "per_key": True}],
                 ["namespace.open", dict(DEMO, model=f"dear-{number}", parts=256)], ["verify", {"ns": ns, "limit": 4096}],
@@ -328,7 +328,7 @@ class Watchdog(Stopping, unittest.TestCase):
         for key, what in selector.select(0.1):
             client, over = key.data, False
             try:
-                if what & selectors.EVENT_READ and client.number % 3:  # who does not, reads nothing
+                if what & selectors.EVENT_READ and client.number % 3:  # else it reads nothing
                     over = not client.socket.recv(1 << 20)
                 if what & selectors.EVENT_WRITE:
                     over = self.send(client) or over

@@ -241,7 +241,7 @@ class V1Store(Ucm):
                 store.wait(task())
 
     def test_a_scheduler_that_is_told_no_size(self):
-        """Of data-parallel engines, all but the first."""
+        """All data-parallel engines but the first."""
         ids, cache, worker = names(1), Cache(), self.store()
         worker.wait(worker.dump_data(ids, [0], cache.rows(0)))
         nothing = {"block_size": None, "shard_size": None, "tensor_size_list": None}

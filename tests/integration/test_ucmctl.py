@@ -104,7 +104,7 @@ class CommandLine(unittest.TestCase):
         self.check(["stats", "--prometheus", "--json"], USAGE, "--prometheus")
 
     def test_sizes_are_the_configuration_s(self):
-        """Of ucm-bench, which has options for sizes and the same parser."""
+        """Tests ucm-bench, which has options for sizes and the same parser."""
         bench = os.environ.get("UCM_BENCH", os.path.join(os.path.dirname(UCMCTL), "ucm-bench"))
         for size, right in (("1GB", "write 1GiB"), ("4k", "write 4KiB"), ("1.5MiB", "a whole number"), ("1TiB", "64B to")):
             done = subprocess.run([bench, "load", "--block-bytes", size], capture_output=True, text=True, check=False)

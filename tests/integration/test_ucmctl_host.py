@@ -17,7 +17,7 @@ TIMEOUT_S = 120
 # Public numbers of Llama-3.1-70B.
 LLAMA = {"model_type": "llama", "hidden_size": 8192, "num_attention_heads": 64, "num_hidden_layers": 80, "num_key_value_heads": 8,
          "max_position_embeddings": 131072, "torch_dtype": "bfloat16"}
-# Of GPUs whose memory is the host's.
+# For GPUs whose memory is the host's.
 DRIVER = os.path.join(TOP, "tests/integration/driver/libcuda.c")
 
 

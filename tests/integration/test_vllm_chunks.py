@@ -178,7 +178,7 @@ class Chunks(Case):
         self.equal(one.logits, self.blended(MIXED, SPANS, First(16)))
         self.assertGreaterEqual(e.loaded_tokens, loaded)
 
-    # ---- who gets it ----
+    # ---- recipients ----
 
     def test_blended_kv_stays_with_its_salt(self):
         e = self.filled(A, C)

@@ -14,7 +14,7 @@ from ucmclient import EncodedNamespace, Found
 from ucmclient.errors import UcmError
 
 LAYOUTS = ("split", "fused", "packed", "content")
-#: Of the logits of a first output, relative to their length: three times what was measured.
+#: Tolerance of a first output's logits, relative to their length: three times what was measured.
 CLOSE = {"fp8": 0.024, "int8": 0.006, "q4": 0.07}
 
 
@@ -204,7 +204,7 @@ class Policy(Bfloat16):
     """raw_first."""
 
     def forms(self, e, request):
-        """Of each block of a request that was stored: p plain, e encoded, - not at all."""
+        """The stored form of each block of a request: p raw, e encoded, - not stored."""
         ns, keys = self.namespace(e), b"".join(request.block_hashes)
         both, plain = ns.lookup_per_key(keys)[0], ns.base.lookup_per_key(keys)[0]
         return "".join("p" if p != Found.NOT else "e" if b != Found.NOT else "-" for b, p in zip(both, plain))

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Entries of the small engine with sparse decoding: what one holds, the lane on which it is filled, and who gets how many. sparse_case.py has
-what outputs are compared with."""
+"""Entries of the small engine with sparse decoding: the bytes of one, the lane that fills it, and each request's number. sparse_case.py has the expected
+outputs."""
 
 import time
 import unittest

@@ -185,7 +185,7 @@ class Bytes(test_vllm_layouts.Tensors, unittest.TestCase):
                                 found.add((layer_name, tuple(got)))
                             self.assertEqual(len(found), 1)
                         names.add((found.pop()[0], groups, name, apart))
-        # Of a group of one head all three orders are one; else it matters whether all layers of a head lie together.
+        # In a group of one head all three orders are the same; else it matters whether all layers of a head lie together.
         self.assertEqual({groups: len({name for name, of, *_ in names if of == groups}) for groups in (2, 4, 8)}, {2: 3, 4: 3, 8: 2})
 
 

@@ -92,7 +92,7 @@ class Kept(Case):
         self.assertLess(order.index(one.block_hashes[0]), order.index(one.block_hashes[1]), "parents come first")
         self.check(e, two)
         self.eventually(lambda: told(two))
-        # Another daemon, which has nothing: what was told of this one is taken back.
+        # Another daemon, which has nothing: the events of the first are revoked.
         self.reader.close()
         self.restart(**{"events.memory": "16MiB"})
         self.reader = Client(self.daemon.socket)
@@ -174,7 +174,7 @@ class Statistics(Case):
         stats = self.counted(e)
         self.assertEqual((stats.data["loads"], stats.data["load_failed_blocks"]), (2, 0))
         self.assertGreater(stats.data["load_seconds"], 0)
-        self.assertTrue(self.counted(e).is_empty(), "each is told once")
+        self.assertTrue(self.counted(e).is_empty(), "each is reported once")
 
     def test_they_are_shown(self):
         class Metric:

@@ -133,7 +133,7 @@ class Layouts(Tensors, unittest.TestCase):
 
 
 class KvTensors(Tensors, unittest.TestCase):
-    """What encodings are told: each fragment is rows of one head each, and they are the tensor's, in this order."""
+    """The layout that encodings get: each fragment has rows of one head, and the fragments are the tensor's, in this order."""
 
     HEADS, TOKENS, DIM = 4, 16, 8
     OF = layout.Heads(TOKENS, HEADS, DIM)

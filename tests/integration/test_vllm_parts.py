@@ -353,7 +353,7 @@ class Moves(unittest.TestCase):
         self.assertTrue(all(task.closed for task in tasks))
 
     def test_what_requests_fill_in_a_step_goes_together(self):
-        """One dump of all that decode. When one of them is preempted its blocks are read no more, and the others' are stored."""
+        """One dump of all that decode. If one of them is preempted its blocks are no longer read, and the others' are stored."""
         memory = SharedMemory(8 * 4096)
         view = engine_pages.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
         given, log, told = [], [], []

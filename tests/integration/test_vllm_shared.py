@@ -168,7 +168,7 @@ class SlowHybrid(Slow, test_vllm_hybrid.HybridCase):
 
 
 class Turns(unittest.TestCase):
-    """Who is looked up when, over a daemon that is always asking."""
+    """The order of lookups, over a daemon that is always asking."""
 
     def setUp(self):
         self.asked, self.pending = [], True

@@ -165,7 +165,7 @@ class Entries(unittest.TestCase):
         entries.begin()
         used = entries.entry(0, 2)
         entries.want([(0, 2, 2)])
-        self.assertEqual([entry is None for entry in take((1, 3, 2), (0, 3, 2))], [False, True], "request 1 has no more than its floor")
+        self.assertEqual([entry is None for entry in take((1, 3, 2), (0, 3, 2))], [False, True], "request 1 is at its floor")
         entries.publish([False, False])
         self.assertIsNone(entries.entry(1, 3))
         self.assertEqual(entries.entry(0, 2), used)

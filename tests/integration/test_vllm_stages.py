@@ -131,7 +131,7 @@ class LayerStores(Pipelines):
     """The setting `layer_stores`: each stage hands over its own layers."""
 
     def dumps(self, of, **more):
-        """Of a prompt in one step: layers of its dumps, all stages' together."""
+        """For a prompt in one step: layers of its dumps, all stages' together."""
         made, dump = [], Region.dump
 
         def counted(region, keys, blocks, *, layer=0, layers=0, **named):

@@ -144,7 +144,7 @@ class Weights(Case):
                 self.assertEqual(b.recomputed, 1)
 
     def test_weights_that_change_in_a_worker_alone(self):
-        """Which the scheduler's process does not see, but is told."""
+        """The scheduler's process does not see them, but gets a report."""
         a, tokens = self.engine(), prompt(9, 100)
         self.check(a, Request("cold", tokens))
         worker = a.ranks[0].connector

@@ -28,7 +28,7 @@ from ucmclient.engine.vllm import chunk_rope, chunk_rules  # noqa: E402
 from ucmclient.engine.vllm.identity import Unsupported  # noqa: E402
 
 BLOCK = 32
-#: Of log probabilities: kernels add up in another order where a batch has another shape.
+#: Tolerance of log probabilities: kernels add in another order if a batch has another shape.
 NEAR = 2e-3
 ROPE = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
 A, C = prompt(1, 140), prompt(2, 230)  # 4 and 7 whole blocks

@@ -11,7 +11,7 @@ import check_vllm as real
 from check_vllm import BLOCK, Engine, Refused, prompt
 from daemon import Daemon
 
-#: Of log probabilities: kernels add up in another order where a batch has another shape.
+#: Tolerance of log probabilities: kernels add in another order if a batch has another shape.
 NEAR = 2e-5
 #: Qwen3-Next's kernels for CPUs take bfloat16 only, and vLLM then has blocks of so many tokens.
 STATES, STATE_BLOCK = {"dtype": "bfloat16", "enable_prefix_caching": True}, 1152
@@ -86,8 +86,8 @@ class Hybrid(unittest.TestCase):
     def test_windows_as_gemma_3_has_them(self):
         """Three groups."""
         a, b, c = self.share("gemma3", 3)
-        # Of a long prompt 23 blocks of full attention are stored; of two windows of 256 tokens, and one token more, those that end
-        # at 1024, 2048 and 2944.
+        # For a long prompt, 23 blocks of full attention are stored, and two windows of 256 tokens, and one token more, that end at
+        # 1024, 2048 and 2944.
         before = self.metrics()["dump_blocks"]
         self.same(a, "gemma3", [prompt(5, 3000)])
         stored = self.metrics()["dump_blocks"] - before

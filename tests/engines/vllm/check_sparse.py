@@ -62,7 +62,7 @@ class Sparse(unittest.TestCase):
         return e.ready()
 
     def expected(self, policy, prompts, outputs):
-        """Of an engine without a connector, or of one that finds no daemon; each prompt alone."""
+        """Answers of an engine without a connector, or of one that finds no daemon; each prompt alone."""
         if policy not in self.reference:
             self.reference[policy] = self.start("/nonexistent/ucmd.sock", policy, settings={"connect_timeout": 0.5}).ready()
         for p in prompts:
@@ -170,7 +170,7 @@ class Sparse(unittest.TestCase):
             self.assertLess(time.monotonic(), deadline)
 
     def test_eviction(self):
-        """Of what a sequence leases, and of what a hit found before its request has a sequence."""
+        """Leases of a sequence, and of a hit before its request has a sequence."""
         e, prompts = self.engine(), [prompt(90 + i, 900) for i in range(3)]
         self.same(e, prompts)
         e.close()

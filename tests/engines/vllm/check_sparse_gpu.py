@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sparse decoding in a real vLLM on a GPU (`make check-vllm-gpu`, for who has both): small models with random weights, and a real daemon
+"""Sparse decoding in a real vLLM on a GPU (`make check-vllm-gpu`, which needs both): small models with random weights, and a real daemon
 with a mapping. GPU kernels of different shapes round differently, so answers are compared by their log probabilities, and by their
 tokens where steps were alike."""
 
@@ -14,7 +14,7 @@ os.environ["UCM_TEST_CUDA"] = "required"
 ALL = "topk:topk_tokens=8192,dense_below=512"
 SOME = "topk:topk_tokens=256,dense_below=512"
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8]}
-#: vLLM 0.33 takes the newer one unless it is told.
+#: vLLM 0.33 takes the newer one unless a setting says otherwise.
 OLDER, NEWER = ({"environment": {"VLLM_USE_V2_MODEL_RUNNER": number}} for number in "01")
 
 

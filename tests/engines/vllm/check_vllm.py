@@ -267,7 +267,7 @@ class RealVllm(unittest.TestCase):
     eventually = staticmethod(until)
 
     def test_summaries(self):
-        """Of every block that is stored, once: a second engine and a daemon that was stopped meanwhile build none."""
+        """Each stored block's summary is built once: a second engine and a daemon that was stopped meanwhile build none."""
         directory = tempfile.mkdtemp(prefix="summaries.")
         self.addCleanup(shutil.rmtree, directory, True)
         options = {"directory": directory, "arena.size": "256MiB", "arena.slab": "4MiB"}

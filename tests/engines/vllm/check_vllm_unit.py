@@ -318,7 +318,7 @@ class Aggregation(Case):
 
 
 class Fields(unittest.TestCase):
-    """Of each field of a request it was decided whether it is in keys (request_fields.py)."""
+    """For each field of a request, request_fields.py says whether it is in keys."""
 
     def test_none_is_new(self):
         for of, fields in ((Request, known.REQUEST), (EngineCoreRequest, known.REQUEST), (SamplingParams, known.SAMPLING), (PoolingParams, known.POOLING),

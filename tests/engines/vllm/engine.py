@@ -208,7 +208,7 @@ class Engine:
         return out
 
     def _block_state(self, out):
-        """What only the scheduler's half is told."""
+        """What only the scheduler's half knows."""
         return None
 
     def _schedule_running(self, out, left):

@@ -1,4 +1,4 @@
-"""An engine of vLLM in a process of its own, for check_sparse_gpu.py and check_sparse_steps.py, that is told by lines of JSON what to generate.
+"""An engine of vLLM in a process of its own, for check_sparse_gpu.py and check_sparse_steps.py, that reads what to generate from lines of JSON.
 
     gpu_engine.py --engine OPTIONS    JSON: LLM's options and `started()`'s; answers by lines of JSON
     gpu_engine.py --model DIRECTORY      writes a small model there

@@ -112,7 +112,7 @@ class Pool(Shown):
         assert self.references[b] >= 0
         if self.references[b] == 0:
             self.free[b] = None
-            self.free.move_to_end(b, last=False)  # whoever reads it still would see
+            self.free.move_to_end(b, last=False)  # a late reader would see
 
     def _skip(self, table, blocks):
         for i in range(min(blocks, len(table))):
@@ -305,7 +305,7 @@ class HybridEngine(Engine):
             rank.write(layer, block, position % size, k, v)
 
     def _read(self, layer, request, tokens):
-        """Of the tokens that the last one of these attends."""
+        """The tokens that the last one of these attends."""
         number = self.of_layer[layer]
         group, table = self.groups[number], self.pool.requests[request.request_id][number]
         if group.state:

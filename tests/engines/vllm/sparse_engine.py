@@ -14,7 +14,7 @@ hits, ranks, or on the daemon's death, and every test compares bits.
 
 A step. Every candidate gets a row: its summaries come from its page, if it has one, else from the daemon. Layer by layer, each rank chooses
 with its own heads' queries, and resolves choices to pages or entries. What is in neither is read from the daemon's mapping, before the layer
-attends. What is not there either is *missing*: the layer goes on without it, as a CUDA graph would, and what the step computes is
+attends. A block that is not there either is *missing*: the layer continues without it, as a CUDA graph would, and the step's result is
 worthless. Then all ranks gather what is missing and the step is repeated with the same tokens, until nothing is. It writes the same K and V to the same pages, so it may be repeated. (On several GPUs, whether a step is repeated
 must be agreed upon, as everything after the first layer that lacked a block is wrong on all of them.) A request whose blocks did not come
 by the timeout is dropped from the step. Nothing of the step is stored for it, and it loses its pages and is computed again, as after a

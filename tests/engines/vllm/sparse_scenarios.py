@@ -1,4 +1,4 @@
-"""What sparse decoding in vLLM must bear, for who has a GPU (check_sparse_gpu.py) and who has none (check_sparse_steps.py): the answers of engines whose
+"""What sparse decoding in vLLM must bear, with a GPU (check_sparse_gpu.py) and without (check_sparse_steps.py): the answers of engines whose
 policy takes everything are those of a dense one, whatever happens to blocks, daemon and requests meanwhile."""
 
 import json

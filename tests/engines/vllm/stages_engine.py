@@ -16,7 +16,7 @@ WAIT_S = 20
 
 
 class Gather:
-    """Of the ranks of each stage that have the same heads: what all have said, when all have."""
+    """The reports of each stage's ranks with the same heads, once all have reported."""
 
     def __init__(self, stages):
         self.said, self.all_have = [None] * stages, threading.Barrier(stages)

@@ -1,4 +1,4 @@
-"""A vLLM that is told by lines of JSON what to generate: check_vllm.py starts one process for each engine.
+"""A vLLM that reads what to generate from lines of JSON: check_vllm.py starts one process for each engine.
 
 The argument is JSON, {"model": directory, "connector": settings or null, and LLM's own}. A line in is {"prompts": [[token]],
 "outputs": n, "more": of each prompt}; a line out {"seconds": it took, "tokens": [[token]], "cached": [tokens found in a cache], "transfer":
@@ -78,7 +78,7 @@ def hybrid_models(directory):
 
 
 def latent_config(of, name, **more):
-    """Of DeepSeek V3 and V3.2, whose kernels take latents of these sizes only."""
+    """Sizes of DeepSeek V3 and V3.2, whose kernels take only these latents."""
     return of(architectures=[name], hidden_size=512, intermediate_size=512, moe_intermediate_size=128, num_attention_heads=16, num_key_value_heads=16,
               kv_lora_rank=512, q_lora_rank=256, qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, n_routed_experts=4,
               num_experts_per_tok=2, n_group=1, topk_group=1, vocab_size=512, initializer_range=0.1, **more)
@@ -157,7 +157,7 @@ def start(options):
 
 
 def sparse_counts():
-    """Of the engine in this process."""
+    """The engine in this process."""
     counts = {}
     worker, spec = (sys.modules.get("ucmclient.engine.vllm.sparse_" + name) for name in ("worker", "spec"))
     for of in {of for of, _ in worker._by_address.values()} if worker else ():

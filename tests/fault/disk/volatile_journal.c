@@ -26,8 +26,8 @@ uint64_t journal_now(void)
     return atomic_fetch_add(&journal->clock, 1) + 1;
 }
 
-/* What a killed daemon had in flight is in flight no more; and what the kernel gave up after a
- * failed sync is read from the disk by now, and may be synced. */
+/* A killed daemon has nothing in flight. Pages that the kernel dropped after a failed sync are read
+ * from the disk by now, and may be synced. */
 void journal_begin(void *memory)
 {
     uint64_t used;

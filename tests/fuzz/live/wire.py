@@ -1,4 +1,4 @@
-"""A connection to ucmd that says whatever it is told to, and waits for nothing longer than it must."""
+"""A connection to ucmd that sends any bytes, and waits for nothing longer than it must."""
 
 import array
 import fcntl

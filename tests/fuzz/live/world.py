@@ -55,7 +55,7 @@ class Mapping:
 
 
 class World:
-    """counts: what was called, and how it was answered, for who wonders whether a program does anything."""
+    """counts: calls and their answers, which show whether a program does anything."""
 
     def __init__(self, program, trace=None):
         self.program, self.trace = program, trace
@@ -138,7 +138,7 @@ class World:
             self.root = None
 
     def left(self):
-        """Of connections that have ended, the daemon keeps nothing."""
+        """The daemon keeps nothing of connections that have ended."""
         for peer in self.peers.values():
             self.mappings(peer)
             peer.wire.close()

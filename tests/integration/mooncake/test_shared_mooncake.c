@@ -68,7 +68,7 @@ static void post(const char *what)
     free(in.data);
 }
 
-/* Of a real store, all tests' master: one test at a time. */
+/* Stops a real store's master, which all tests share: one test at a time. */
 static void away(struct contract *c)
 {
     (void)c;

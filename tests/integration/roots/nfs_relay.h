@@ -14,14 +14,14 @@
 struct nfs_relay {
     atomic_uint requests; /* from client to server, since the beginning */
     atomic_uint cut;      /* connections to be cut before it goes on */
-    /* Of the bytes of replies one in so many is changed, lengths and numbers too; 0: none. */
+    /* One in so many bytes of replies is changed, lengths and numbers too; 0: none. */
     atomic_uint damage_every;
     /* One reply says this instead: that after `say_after` others, of a client that has one request
      * under way at a time. */
     atomic_uint say_status, say_after;
     /* The same reply, but: 32 bits of it, at this multiple of four, become `word_is`; 0: none. */
     atomic_uint word_at, word_is;
-    /* Of nfs_relay_put; put_n is 0 when it was done. */
+    /* For nfs_relay_put; put_n is 0 when it was done. */
     pthread_mutex_t put_lock;
     const uint8_t *put;
     unsigned put_n;

@@ -101,7 +101,7 @@ NFS_CASE(a_cut_connection_is_made_again, nfs_rig_relay_begin, nfs_rig_relay_end)
     before = descriptors(c);
     for (unsigned i = 0; i < 30; i++) {
         atomic_store(&relay.cut, 1);
-        if (i % 2) /* found out while nobody asks, or by who asks */
+        if (i % 2) /* found out without a request, or by one */
             nfs_rig_turn_for(c, 20);
         cr_assert_eq(contract_read(c, 1, 5000), 0);
         while (atomic_load(&relay.cut) > 0)

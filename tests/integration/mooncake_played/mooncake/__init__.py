@@ -1,1 +1,1 @@
-"""Of Mooncake's Python client, what ucmd-backend-mooncake calls, played over a directory (store.py)."""
+"""The part of Mooncake's Python client that ucmd-backend-mooncake calls, played over a directory (store.py)."""

@@ -1,7 +1,7 @@
 """Mooncake's client as the backend meets it, played over the directory that `metadata_server` names: a file for each object.
 
-What real clients of version 0.3.13 were seen to do, this does: a put of what is there is told as done and changes nothing, a put of no
-bytes stores nothing, removing what has a lease wants `force`. Files in the directory do harm to keys PREFIX/...: `away-PREFIX` is a master that
+It behaves as real clients of version 0.3.13: a put of an existing object succeeds and changes nothing, a put of no bytes stores nothing, and removing an object
+with a lease needs `force`. Files in the directory do harm to keys PREFIX/...: `away-PREFIX` is a master that
 can't be reached, `throws-PREFIX` makes calls throw, `full-PREFIX` a store without room, `half-PREFIX` one where another's put is never done, and `lease-PREFIX`, which goes by that,
 a lease that ends during a read.
 """
