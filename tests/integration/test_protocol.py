@@ -30,6 +30,19 @@ class Vectors(unittest.TestCase):
         self.assertEqual(fingerprint_form("uid:1000", DEMO), PAGE.hex["canonical form"])
         self.assertEqual(hashlib.sha256(PAGE.hex["canonical form"]).digest(), PAGE.hex["fingerprint"])
 
+    def test_frames_have_the_fields_of_the_page(self):
+        """Without a daemon: what a rename leaves behind in the session."""
+        for name, data in PAGE.hex.items():
+            method = name.partition(",")[0]
+            if method not in PAGE.methods:
+                continue
+            message = msgpack.unpackb(data[4:], raw=False)
+            PAGE.check_map(method, "param" if ", answer" not in name else "result", message[3])
+            self.assertEqual(len(data), 4 + int.from_bytes(data[:4], "big"), name)
+            for inner in ("handles", "planes"):
+                for entry in message[3].get(inner, []):
+                    PAGE.check_map(method, f"in {inner}", entry)
+
     def test_sha256_keys(self):
         key = bytes(32)
         for number, tokens in enumerate((range(1, 17), range(17, 33))):
