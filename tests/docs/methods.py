@@ -101,6 +101,8 @@ def parse(comment):
             last = into[2]
             inner = entries.setdefault("In " + into[1], {}) if about.startswith("Result") else entries
             about = about or "In " + into[1]
+            if inner is entries:
+                paragraphs[-1].append(into[2].strip())
         elif field:
             if field[1] in inner:
                 raise Wrong(f"{about}: {field[1]} twice")
@@ -181,7 +183,7 @@ class Headers:
             raise Wrong(f"{name}: there is no field {', '.join(meanings)}")
         self.lists[name] = found
         if comment.about.startswith("In "):
-            self.array_maps[comment.about.removeprefix("In ")] = name
+            self.array_maps[comment.about.removeprefix("In ")] = (name, " ".join(comment.paragraphs))
         if comment.about.startswith("Notification "):
             self.notifications[comment.about.partition(" of ")[2]] += (name,)
 
@@ -256,8 +258,9 @@ class Page:
             self.shown[word, included] = method
         out += md.table((word, "type", "meaning"), self.rows(fields)) + "\n"
         for field in self.headers.lists[name]:
-            inner = self.headers.array_maps.get(field.name) if field.type.startswith("array of map") else None
-            if inner:
+            if field.type.startswith("array of map"):
+                inner, about = self.headers.array_maps[field.name]
+                out += md.wrap(md.sentence(about)) + "\n" if about else ""
                 out += md.table((f"in {field.name}", "type", "meaning"), self.rows(self.headers.lists[inner])) + "\n"
         return out
 
