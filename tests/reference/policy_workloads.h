@@ -130,7 +130,7 @@ static void shared(struct chain *c, struct chain *pool, uint32_t which, uint32_t
     *c = pool[which];
 }
 
-/* ---- who asks; rates are requests or sessions a second, from begin to end ---- */
+/* ---- requests; rates are requests or sessions a second, from begin to end ---- */
 
 /* Users who read, think and go on: 3 system prompts, each turn longer than the one before. */
 static void chat(double begin, double end, double rate)
@@ -272,8 +272,8 @@ static void make_tenants(void)
 
 /* The shape of a second production-like trace, of which only figures are known: 121,877 references
  * to 43,924 blocks, used again after 1, 2, ... uses: 41.6, 84.1, 78.2, 73.4, 76.0, 68.5 %; distances
- * between uses about exponential, of a fifth of all blocks. Some 350 sessions at a time, each over a
- * text of its own; who goes next is left to chance. */
+ * between uses about exponential, of a fifth of all blocks. Some 350 sessions at a time, each over
+ * its own text; the next one is random. */
 static void make_sessions(void)
 {
     enum { ACTIVE = 350, REQUESTS = 4000 };

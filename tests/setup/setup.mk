@@ -1,4 +1,4 @@
-# Debian packages that builds and tests need, and who installs them
+# Debian packages that builds and tests need, and their installation
 
 # What the build needs, and what the tests need besides.
 PKG_BUILD := build-essential python3 libuv1-dev liburing-dev libmsgpack-dev libssl-dev libxxhash-dev \

@@ -39,7 +39,7 @@ metadata = next(name for name in wheel.namelist() if name.endswith(".dist-info/M
 needs = re.findall(r"^Requires-Dist: (.*)$", wheel.read(metadata).decode(), re.M)
 torch = next(n for n in needs if n.startswith("torch=="))
 with open(venv + "/needs.txt", "w") as out:
-    # Of torchvision pip takes the newest that was built for this torch.
+    # pip takes the newest torchvision that was built for this torch.
     out.write(re.match(r"torch==[0-9.]+", torch).group(0) + "\ntorchvision\n")
     for need in needs:
         if "extra ==" not in need and not need.startswith("torch"):

@@ -78,7 +78,7 @@ DOORS = {
 #: What names every feature because it lists them, and what is another process.
 APART = ("daemon/features.", "daemon/backend/")
 
-#: Of a subject: the module that it has, the words of C that name it outside of that, and words that look like these and mean something else.
+#: For a subject: its module, the words of C that name it outside of the module, and similar words that mean something else.
 NAMES = {
     "encodings": ("encoding", r"\w*(?:encoding|encoded|codec|(?<!de)encoded|coding)\w*|mixed_\w+", r"yaml\w*"),
     "shared mappings": ("mapping", r"mappings?_\w+|\w+_mappings?(?:_\w+)?|\w*relocat\w*", r"mappings_max"),

@@ -204,7 +204,7 @@ def main():
     parser.add_argument("--built", metavar="DIRECTORY")
     parser.add_argument("--counted", metavar="DIRECTORY")
     parser.add_argument("--names", action="store_true", help="name the files of each circle, and those of the core that call a feature")
-    parser.add_argument("--walk", metavar="NAME", help="name the functions that a request (load, dump, lookup) runs, and no more")
+    parser.add_argument("--walk", metavar="NAME", help="name only the functions that a request (load, dump, lookup) runs")
     args = parser.parse_args()
     if args.walk:
         for (file, function), calls in sorted(walks.followed(args.counted, [args.walk])[args.walk].items()):

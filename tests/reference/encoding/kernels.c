@@ -41,7 +41,7 @@ uint32_t test_version(const char *name)
     return ucm_encoding_method_named(name)->version;
 }
 
-/* Of the encoding at place i of the table; NULL after the last. */
+/* The name of the table's i-th encoding; NULL after the last. */
 const char *test_name(uint32_t i)
 {
     return ucm_encoding_methods[i] ? ucm_encoding_methods[i]->name : NULL;

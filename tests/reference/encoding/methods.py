@@ -67,7 +67,7 @@ def special(dtype, value, nan, positive, negative):
 
 
 def largest(x, axis):
-    """Of the finite elements' magnitudes."""
+    """The largest of the finite elements' magnitudes."""
     return np.where(np.isfinite(x), abs(x), f32(0)).max(axis, keepdims=True)
 
 
@@ -231,7 +231,7 @@ def from_nibbles(packed, count):
 
 
 def shifts(x):
-    """Of a tile's elements [n, tokens, heads, dim] as float32, those of its channels [n, heads, groups, rotation]."""
+    """From a tile's elements [n, tokens, heads, dim] as float32, those of its channels [n, heads, groups, rotation]."""
     exponent = groups(np.ascontiguousarray(largest(x, 1)[:, 0]).view(u32) >> u32(23)).astype(np.int32)
     median = np.sort(exponent, axis=-1)[..., exponent.shape[-1] // 2 - 1, None]
     return np.clip(exponent - median - LEVEL, 0, SHIFT_MOST).astype(u8)
@@ -341,7 +341,7 @@ def align(n):
 
 
 def layout(spec):
-    """Of each array of a tensor's form: dtype, shape, whether it has rows in the page's order, whether two codes are a byte."""
+    """For each array of a tensor's form: dtype, shape, whether it has rows in the page's order, whether two codes are a byte."""
     T, H, D, n_tiles = spec.tokens, spec.heads, spec.dim, -(-spec.tokens // TILE)
     if spec.encoding == "fp8":
         return [(u8, (T, H, D), True, False), (u8, (T, H), True, False)]

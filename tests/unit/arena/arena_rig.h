@@ -25,7 +25,7 @@ static inline void ready_cb(void *ctx, uint32_t slab, void *base, uint64_t bytes
     (void)ctx, (void)slab, (void)base, (void)bytes;
 }
 
-/* Of slabs of 1 MiB. */
+/* Opens an arena with slabs of 1 MiB. */
 static inline void open_arena_as(struct arena_config c)
 {
     c.slab = MIB;

@@ -1,5 +1,5 @@
-/* The arena against a model: no two slots overlap, owners stay with their slots, what is counted is
- * what is held, and slabs change their slot size when they are empty. */
+/* The arena against a model: no two slots overlap, owners stay with their slots, counters match the
+ * slots in use, and slabs change their slot size when they are empty. */
 #include "daemon/base/poison.h"
 #include "tests/unit/arena/arena_rig.h"
 #include "tests/unit/random.h"
@@ -94,7 +94,7 @@ Test(arena, what_is_no_slots_is_poisoned)
 #endif
     cr_expect_eq(poison_begins(p, whole), whole);
     close_arena();
-    cr_expect_eq(poison_begins(p, whole), whole, "whoever gets that memory may use it");
+    cr_expect_eq(poison_begins(p, whole), whole, "the next owner of that memory may use it");
 }
 
 /* Address space only: a page is taken when it is touched. */
@@ -199,7 +199,7 @@ Test(arena, owners_of_an_slab_may_be_emptied_on_the_way)
     cr_expect_eq(arena_bytes_used(arena), MIB / 4);
 }
 
-/* As with blocks of several parts: who visits one slot may free its neighbour with it. */
+/* As with blocks of several parts: the visit of one slot may free its neighbour, too. */
 Test(arena, a_slot_that_went_with_another_is_not_visited)
 {
     struct visit v = {.frees = true, .twins = true};

@@ -174,7 +174,8 @@ Test(fair, floods_have_their_shares)
     flood(40);
 }
 
-/* Who has something waiting keeps to its share against each other one, while others come and go. */
+/* A flow with something waiting keeps to its share against each other one, while others come and
+ * go. */
 static void churn(unsigned n, uint64_t burst)
 {
     begin(burst, 7 * n);
@@ -351,7 +352,7 @@ Test(fair, who_is_passed_over_gets_what_it_missed_up_to_its_credit)
     pass_over(0, 1000);
 }
 
-/* Who waits in vain and takes it back is told later what was due meanwhile. */
+/* A flow that withdraws its requests learns later what was due meanwhile. */
 Test(fair, what_was_due_is_not_lost_with_what_is_taken_back)
 {
     begin(0, 1);

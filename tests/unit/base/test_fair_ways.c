@@ -154,7 +154,7 @@ static void expect_shares(void)
     }
 }
 
-/* Large and small requests in turn. Of four, one small tenant had 0.75 of its due, and
+/* Large and small requests in turn. With four tenants, one small tenant got 0.75 of its due, and
  * another 1.12. */
 static void bench_test(unsigned n, uint64_t lag_bytes)
 {

@@ -1,4 +1,4 @@
-/* Who may have how much of what is bounded: the rule, its words, and that all comes back. */
+/* Limits: the rule, its messages, and that everything is returned. */
 #include "daemon/base/limit.h"
 
 #include "tests/unit/random.h"
@@ -34,7 +34,7 @@ static struct limit_owner *user(const char *tenant, uid_t uid)
     return o;
 }
 
-/* One by one, until no more may be had. */
+/* Takes one by one until it is refused. */
 static uint64_t take_all(struct limit_owner *o)
 {
     uint64_t n = 0;
@@ -86,7 +86,7 @@ Test(limit, who_comes_later_finds_some)
         drop(o[i]);
 }
 
-/* Who takes in turns gets as much as the others. */
+/* Owners that take in turns get equal shares. */
 Test(limit, those_who_come_together_get_equal_shares)
 {
     enum { N = 5 };
@@ -145,7 +145,7 @@ Test(limit, uids_share_what_their_tenant_is_given)
     limit_owner_unref(root);
 }
 
-/* A tenant with many uids has no more than one with one, and none of its uids takes all that it may have. */
+/* A tenant with many uids gets as much as one with one, and none of its uids takes all of it. */
 Test(limit, uids_of_a_tenant_share_what_it_may_have)
 {
     struct limit_owner *a = user("team", 1), *b = user("team", 2), *other = user("uid:3", 3);

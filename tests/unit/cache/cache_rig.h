@@ -458,7 +458,7 @@ static inline void expect_nothing_held(void)
     cr_expect_eq(rig.cache->dirty_bytes, 0u);
 }
 
-/* Who waits for a read. */
+/* A waiter for a read. */
 struct waiter {
     struct cache_wait w;
     int calls, status;
@@ -503,7 +503,7 @@ static inline void copy_next(void)
     k->done_cb(k);
 }
 
-/* Who waits for space. */
+/* A waiter for space. */
 struct asker {
     struct cache_retry r;
     int calls;

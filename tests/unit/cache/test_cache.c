@@ -91,7 +91,7 @@ Test(cache, evicted_while_it_is_read)
     cr_expect_not(cache_found(rig.cache, ref));
     fake_next(&rig.tier, 0);
     cr_assert(w.calls == 1 && w.status == 0);
-    cr_expect(marks_right(ref, 0), "who waited still gets its bytes");
+    cr_expect(marks_right(ref, 0), "the waiter still gets its bytes");
     drop(ref);
     cr_expect_eq(index_blocks(rig.index), 1u);
     cache_put(rig.cache, ref, 0);

@@ -12,7 +12,7 @@ static void iterations(unsigned n)
         iterate();
 }
 
-/* This process may open no more files from now on; 0: as many as before. */
+/* Lets this process open no further files from now on; false: as many as before. */
 static void files_limit(bool limited)
 {
     static struct rlimit before;
@@ -25,7 +25,7 @@ static void files_limit(bool limited)
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
 }
 
-/* What has no room in a table that can't be replaced is told to be missing. */
+/* A table that can't be replaced reports blocks without room as missing. */
 Test(lookup_table, no_memory_for_a_larger_table)
 {
     uint64_t found = 0, n = 700;

@@ -94,11 +94,11 @@ Test(cache_nodes, dumps_and_reads_lie_on_the_node_that_asked)
     cr_expect_eq(node_of(fetch_to(rig.one, 1, NODE_B)), NODE_B);
     cr_expect(rig.metrics.arena_slots_numa_local == 3 && rig.metrics.arena_slots_numa_remote == 0);
     store_on(rig.one, 2, NUMA_NONE);
-    cr_expect_eq(rig.metrics.arena_slots_numa_local, 3u, "who names none is not counted");
+    cr_expect_eq(rig.metrics.arena_slots_numa_local, 3u, "a request without a node is not counted");
 }
 
-/* The state that a cache is in for most of its life. Who asks alternates; alone he would get the
- * memory of both, as he should. */
+/* The state that a cache is in for most of its life. The nodes' requests alternate; alone one would
+ * get the memory of both, as it should. */
 Test(cache_nodes, when_dram_is_full_each_node_gives_its_cold_blocks)
 {
     block_ref ref[BLOCKS];

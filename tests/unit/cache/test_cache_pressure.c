@@ -223,7 +223,8 @@ static int try_store(uint64_t number)
     return rc;
 }
 
-/* What lies nowhere else does not make room: the next slab does, and who asked hears of it. */
+/* Blocks that lie nowhere else are not evicted: the next slab makes room, and the waiter is
+ * notified. */
 Test(growing, nothing_is_lost_for_want_of_a_moment)
 {
     struct asker a;

@@ -374,7 +374,7 @@ Test(cache_quota, write_back_takes_turns)
     cr_expect_eq(on_nvme(noisy, 0, 5) + on_nvme(quiet, 5, 2), 7u);
 }
 
-/* Of more tenants than a search looks at, all have their turn. */
+/* If there are more tenants than a search looks at, all have their turn. */
 Test(cache_quota, many_tenants)
 {
     struct ns *ns[24];
@@ -400,7 +400,7 @@ Test(cache_quota, many_tenants)
     rig.slab = 0;
 }
 
-/* ---- who waits for its own ---- */
+/* ---- waiters for their own blocks ---- */
 
 #define WAITERS 40
 

@@ -150,7 +150,7 @@ Test(cache_restore_full, what_was_written_later_takes_the_place_of_what_is_older
 /* What was restored in part would be found by nobody. */
 Test(cache_restore_full, no_part_stays_without_the_others)
 {
-    for (uint64_t i = 0; i < 3; i++) /* of two parts each: no more fit */
+    for (uint64_t i = 0; i < 3; i++) /* of two parts each: only these fit */
         cr_expect_neq(part_turns_up(rig.two, i, 0, 10 + i), 0u);
     cr_expect_neq(part_turns_up(rig.two, 50, 0, 20), 0u);
     for (uint64_t i = 0; i < 3; i++)

@@ -47,7 +47,8 @@ Test(cache_space, who_waits_is_woken_later_and_all_of_them)
     drop(ref);
 }
 
-/* Those with little under way go before the others, and not before each other: who waits is not passed for ever. */
+/* Waiters with little under way go before the others, but not before each other: no waiter is
+ * passed for ever. */
 Test(cache_space, the_first_are_served_in_their_order)
 {
     struct asker a[5];

@@ -271,7 +271,7 @@ static void fail_in_a_full_arena(void)
     cr_assert_eq(some(&full.piece, full.other, 3, 1), CACHE_PENDING);
     fake_finish(&rig.tier, fake_at(&rig.tier, 0), -ENODATA);
     iterate();
-    cr_assert_eq(full.w.calls, 0, "he waits for a slot");
+    cr_assert_eq(full.w.calls, 0, "it waits for a slot");
     cr_expect_eq(dram(full.ref), PART_DRAM_NONE);
 }
 

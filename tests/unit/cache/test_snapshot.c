@@ -100,7 +100,7 @@ Test(kept, no_damage_passes)
     cr_expect_eq(check(snapshot, n), 0);
 }
 
-/* Of another boot, file, size, slab, version. */
+/* Snapshots of another boot, file, size, slab, version. */
 Test(kept, snapshots_of_others_are_told)
 {
     size_t n = snapshot_make(), at;

@@ -144,7 +144,7 @@ FAKE_FN struct ucm_task *rig_load_held(uint32_t n_keys)
     return task;
 }
 
-/* Of the load that is held at that place. */
+/* Reports layers of the load that is held at that place. */
 FAKE_FN void rig_tell_layers(struct rig *r, unsigned held, uint32_t layers, const uint8_t *status,
                              uint32_t n)
 {

@@ -536,7 +536,7 @@ Test(client_faults, disconnect_ends_what_is_under_way_and_frees_nothing)
     cr_expect_eq(ucm_fd(rig.client), -UCM_EDISCONNECTED);
     ucm_task_free(w[0].task);
     ucm_disconnect(rig.client);
-    cr_expect_eq(rig.fake.accepted, accepted, "it connects no more");
+    cr_expect_eq(rig.fake.accepted, accepted, "it does not connect again");
     ucm_disconnect(NULL);
 }
 

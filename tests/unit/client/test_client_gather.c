@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* Of the last gather, under the fake's lock. */
+/* The last gather, under the fake's lock. */
 static struct {
     struct msg_gather m;
     struct ucm_gather_item items[4];

@@ -1,5 +1,5 @@
-/* The client library shows that CUDA IPC memory is its process's: the nonce stands there when the daemon looks, and the own
- * bytes before and afterwards, whatever happens between. */
+/* The client library proves that CUDA IPC memory is its process's: the nonce is there when the
+ * daemon looks, and the memory's own bytes before and afterwards, whatever happens in between. */
 /* Sanitizers: thread */
 #include "tests/unit/client/client_rig.h"
 
@@ -288,7 +288,7 @@ static void *register_often(void *arg)
     return NULL;
 }
 
-/* Of one client, and of two: all of one memory. */
+/* Threads of one client, and of two, that all use one memory. */
 Test(client_prove, threads_take_turns)
 {
     struct ucm_client *second = rig_connect(&rig.fake);

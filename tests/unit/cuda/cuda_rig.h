@@ -185,7 +185,7 @@ struct proof_place {
     uint8_t kept[UCM_NONCE_BYTES];
 };
 
-/* Of the next registrations. */
+/* The nonce of the next registrations. */
 static uint8_t nonce[UCM_NONCE_BYTES] = "a nonce of tests";
 static bool unproven; /* the worker writes none */
 

@@ -1,5 +1,5 @@
-/* A CUDA driver of two GPUs whose memory is the host's. It has what the device module and the copy agent
- * need, and no more. The two link into one program, each in the role of its process.
+/* A CUDA driver of two GPUs whose memory is the host's. It has only what the device module and the
+ * copy agent need. The two link into one program, each in the role of its process.
  *
  * Promises: each stream runs its work in order, on a thread of its own, after the delay of
  * fake_cuda_delay. Kernels read their items and planes only then, so a descriptor that is

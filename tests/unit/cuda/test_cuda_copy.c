@@ -216,8 +216,8 @@ static uint64_t most_of_an_order(void)
     return most;
 }
 
-/* A worker that offers larger entries gets no more of the bus in one go. A load of 37 MiB takes
- * four orders, and the last two are small. */
+/* A worker with larger entries does not get more of the bus at once. A load of 37 MiB takes four
+ * orders, and the last two are small. */
 Test(cuda_copy, one_order_moves_16_mib_at_most)
 {
     static struct test_job j;

@@ -115,7 +115,7 @@ static void option_refused(const struct ucm_cuda_decode_options *o, const char *
     cr_expect_null(d);
 }
 
-/* Of a copy of the options in which one field is another. */
+/* Refuses a copy of the options with one changed field. */
 #define REFUSED(field, value, part)                                                                \
     do {                                                                                           \
         struct ucm_cuda_decode_options o = options;                                                \

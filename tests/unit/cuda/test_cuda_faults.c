@@ -298,7 +298,7 @@ static void ring_refused(off_t bytes, off_t behind, int seals, const char *word)
     close(fd);
 }
 
-/* Of another size, or one that a worker could change, and so hold up the GPU's thread. */
+/* Shared memory of another size, or one that a worker could change to block the GPU's thread. */
 Test(cuda_faults, shared_memory_of_another_size_is_refused)
 {
     const off_t bytes = sizeof(struct ucm_staging);

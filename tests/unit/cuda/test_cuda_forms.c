@@ -18,7 +18,7 @@ static struct ucm_rope_angle tables[BLOCKS][UCM_ROPE_PAIRS_MAX];
 static const struct ucm_rope_angle *shifts[BLOCKS];
 static uint8_t *want_slots, *want_memory;
 
-/* Of the region; both may be. */
+/* Properties of the region; both may apply. */
 enum { ENCODED = 1, SHIFTED = 2 };
 
 /* heads 8: a layer is wide enough to pass through entries; 1: it is not, in loads. */

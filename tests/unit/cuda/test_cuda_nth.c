@@ -1,5 +1,5 @@
-/* Each call by which the daemon opens a region and copies fails once, the n-th of a run for each n: who asked is told
- * why, nothing moves after the end of a job, and nothing is left behind. */
+/* Each call by which the daemon opens a region and copies fails once, the n-th of a run for each n:
+ * the caller learns why, nothing moves after the end of a job, and nothing is left behind. */
 #include "daemon/cuda/gpu.h"
 #include "tests/unit/cuda/cuda_rig.h"
 
@@ -119,7 +119,7 @@ static uint8_t *page(uint8_t *of, const struct test_job *j, uint32_t i, uint32_t
     return of + (plane->base - w.memory) + j->items[i].block * plane->stride;
 }
 
-/* Of a load that has ended well; another one's pages are whatever they are. */
+/* Compares the pages of a load that succeeded; those of others are undefined. */
 static void loaded(struct test_job *j)
 {
     for (uint32_t i = 0; i < j->job.n_items; i++)

@@ -42,7 +42,7 @@ Test(cuda_pin, what_could_not_be_pinned_is_tried_again, .timeout = 60)
     daemon_begin(COPY_AUTO, 1 * MIB);
     fake_cuda_refuse_registrations(true);
     worker_begin_on(&a, 0);
-    for (unsigned i = 0; i < 2; i++) { /* each job is told the reason */
+    for (unsigned i = 0; i < 2; i++) { /* each job gets the reason */
         copy_half(&j, &a, DEVICE_LOAD);
         job_submit(&j, gpu);
         cr_assert_eq(job_wait(&j), -EIO);

@@ -1,5 +1,5 @@
-/* Who registers memory by IPC handle: only a worker that can write there. Handles that nobody was given, and events of other
- * tenants. What is refused is not open any more: at the end of each test nothing is left. */
+/* Only a worker that can write to memory registers it by IPC handle. Guessed handles, and events of
+ * other tenants. A refused handle is closed again: each test ends with none open. */
 #include "tests/unit/cuda/cuda_rig.h"
 
 static struct worker_side owner;
@@ -42,7 +42,7 @@ static void taken(struct device_region *r)
     region_free(r);
 }
 
-/* Of a driver whose handles have other fields nothing can be said. */
+/* Handles with other fields, of an unknown driver, can't be checked. */
 Test(cuda_proof, handles_of_an_unknown_driver_are_taken, .timeout = 60)
 {
     fake_cuda_handles_unlike(true);

@@ -69,7 +69,8 @@ static void layout_check(const struct msg_plane *planes, uint32_t n_planes, uint
 
 TestSuite(device_cpu, .init = setup, .fini = teardown, .timeout = 60);
 
-/* Of each a number of planes; `together` of them lie `beside` bytes from one to the next, and those groups `apart`. */
+/* Each layout has a number of planes; `together` of them lie `beside` bytes from one to the next,
+ * and those groups `apart`. */
 Test(device_cpu, layouts_of_engines)
 {
     static const struct {

@@ -276,7 +276,7 @@ Test(device_encoded, a_job_takes_spans_of_its_own_kind)
         span = any_span(right, 1, 2, true);
         for (unsigned i = 0; i < ADDED; i++)
             cr_expect_eq(device_job_add(&job, &span, i), 0);
-        cr_expect_eq(device_job_add(&job, &span, 0), -EINVAL, "there is no more room");
+        cr_expect_eq(device_job_add(&job, &span, 0), -EINVAL, "there is no room left");
     }
     region_free(r);
 }

@@ -178,8 +178,8 @@ static void run_until_asleep(uv_loop_t *loop)
     while (uv_is_active((uv_handle_t *)&w->awake));
 }
 
-/* Told that a job is about to end the event loop stays awake, but not for long when it does not;
- * and it is told in vain by one that has ended. */
+/* If a job announces its end the event loop stays awake, but not for long if the job does not end;
+ * and the announcement of an ended job has no effect. */
 Test(device_work, the_loop_is_awake_when_a_job_ends_but_not_for_good, .timeout = 20)
 {
     struct device_region region = {.n_planes = 0};

@@ -87,8 +87,8 @@ RIG_FN uint32_t rig_element(uint32_t dtype, enum rig_values values, uint32_t cha
     return ucm_element_encode(dtype, rig_normal() * (channel == 3 ? 30.0f : 1.0f));
 }
 
-/* Of the tensor's elements; values of each row from `values`, or of a kind for each row by chance
- * if that is RIG_VALUES. */
+/* Fills the tensor's elements: each row's values from `values`, or of a random kind for each row if
+ * that is RIG_VALUES. */
 RIG_FN void rig_fill(const struct ucm_encoding_spec *spec, uint32_t tensor, enum rig_values values,
                      uint8_t *raw)
 {

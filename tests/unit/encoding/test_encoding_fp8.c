@@ -26,7 +26,7 @@ Test(encoding_fp8, codes_are_the_nearest)
     cr_assert_eq(ucm_fp8_encode(nextafterf(432, 0), 1), 0x7d);
 }
 
-/* Of each finite magnitude as the largest of a row: the scale is the least that does not
+/* For each finite magnitude as the largest of a row, the scale is the least that does not
  * overflow. */
 Test(encoding_fp8, scales_are_the_least)
 {
@@ -47,8 +47,8 @@ Test(encoding_fp8, scales_are_the_least)
     }
 }
 
-/* The stated error: half of E4M3's step, at least 2^-10 of the scale's power; no more than the
- * largest finite value. */
+/* The stated error: half of E4M3's step, at least 2^-10 of the scale's power; at most the largest
+ * finite value. */
 static void check_row(const struct rig_tensor *r, uint32_t row)
 {
     const struct ucm_encoding_tensor *s = &r->spec.tensor[r->tensor];

@@ -104,7 +104,7 @@ static struct found find(const struct rig_tensor *r, uint64_t first, uint32_t n)
     return f;
 }
 
-/* A group with NaN or an infinity is NaN throughout, and so is one whose sums overflow. Of any
+/* A group with NaN or an infinity is NaN throughout, and so is one whose sums overflow. In any
  * other the error's length is at most 15.2 scales, and what rounding to the dtype adds. */
 static void check_tensor(const struct rig_tensor *r)
 {
@@ -193,7 +193,7 @@ static void put(const struct rig_tensor *r, uint64_t i, float x)
     put_bits(r, i, ucm_element_encode(r->spec.dtype, x));
 }
 
-/* Of a tile of 5 rows channel c is 2^c in one row, if it is below `channels`, and 1 elsewhere. */
+/* In a tile of 5 rows channel c is 2^c in one row, if it is below `channels`, and 1 elsewhere. */
 static struct rig_tensor stairs(uint32_t dtype, uint32_t channels)
 {
     struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, dtype, 5, 1, 32);

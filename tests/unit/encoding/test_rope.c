@@ -380,7 +380,7 @@ static void refused(const struct ucm_rope_spec *s, const char *words)
     cr_assert(strstr(why, words), "\"%s\" does not say \"%s\"", why, words);
 }
 
-/* Of a spec that is right but for one field. */
+/* Refuses a spec that is right but for one field. */
 #define REFUSED(field, value, words)                                                               \
     do {                                                                                           \
         struct ucm_rope_spec spec = right;                                                         \

@@ -1,5 +1,5 @@
-/* The front's connections under a session that a test plays: when close_cb runs, and descriptors that go to a peer. Bounds are told
- * by tests/integration/test_limits.py. */
+/* The front's connections under a session that a test plays: when close_cb runs, and descriptors
+ * that go to a peer. tests/integration/test_limits.py checks bounds. */
 /* Sanitizers: thread */
 #include "daemon/front/internal.h"
 

@@ -70,7 +70,8 @@ Test(events, the_first_ring_begins_with_1)
     cr_expect_eq(events_first(te), 4);
 }
 
-/* Of a ring that was away a reader sees by the numbers that it has missed something, also if nothing has happened since. */
+/* After a ring was away, a reader sees by the numbers that it has missed something, even if nothing
+ * has happened since. */
 Test(events, a_ring_that_comes_back_goes_on_after_a_gap)
 {
     struct tenant_events *te = opened("a", 0);

@@ -17,7 +17,7 @@ static struct summary_pool *pool;
 static struct summary_turns tenants[2];
 static struct summary_queue queues[3];
 
-/* What jobs that tell their order did; and who holds a thread until all others wait. */
+/* The order in which jobs ran; and a job that holds a thread until all others wait. */
 static char order[64];
 static unsigned order_n, ordered_done;
 static uv_sem_t holds, held;
@@ -179,7 +179,7 @@ Test(summary_pool, urgent_jobs_first_and_in_turns)
     expect_order("x-x2 y-x2 A0x3 B0x1", "ABAAxyxy");
 }
 
-/* Who has many jobs takes no more turns than who has one. */
+/* A queue with many jobs takes as many turns as one with a single job. */
 Test(summary_pool, queues_take_turns)
 {
     expect_order("A0x2 B0x2 C0x2 D1x3", "ADBDCDABC");

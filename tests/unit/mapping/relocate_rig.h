@@ -11,7 +11,7 @@
 
 #define MAPPINGS 2u /* slabs, of 4 parts of `one` each */
 
-/* ---- who wants a part in the mapping ---- */
+/* ---- callers that want a part in the mapping ---- */
 
 static struct relocations relocations;
 static struct arena_group *group, *other_group;
@@ -128,7 +128,7 @@ static inline bool in_dram(struct ns *ns, uint64_t number)
     return ref != 0 && cache_in_dram(rig.cache, ref);
 }
 
-/* Does a worker that was told the place find its bytes there? */
+/* Whether a worker that knows the place finds its bytes there. */
 static inline bool readable(struct arena_group *g, const struct grant_place *place)
 {
     struct ucm_mapping_header h;

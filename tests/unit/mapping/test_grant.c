@@ -43,7 +43,7 @@ int fallocate(int fd, int mode, off_t offset, off_t length)
 
 static struct arena_group *a, *b;
 static unsigned events[GRANTED_GONE + 1];
-static uint64_t failed_ms; /* when memory could last not be had */
+static uint64_t failed_ms; /* when memory was last unavailable */
 static bool keep_going;    /* the device takes its time */
 static unsigned revokes;
 static uint32_t revoked, going;
@@ -369,7 +369,7 @@ Test(grant, no_more_than_there_are_numbers)
         arena_slot_free(arena, slot[i]);
 }
 
-/* Of so small slabs the table ends within a page. */
+/* With such small slabs the table ends within a page. */
 Test(grant, the_last_of_an_odd_number)
 {
     slot_ref slot[SLABS - 1];
@@ -400,7 +400,7 @@ Test(grant, a_mapped_slab_stays_with_its_group)
     cr_expect_eq(revokes, 0u, "not inside the call");
     await(&revokes, 1);
     cr_expect_eq(revoked, 0u);
-    cr_expect_eq(grant_slot(arena, a, MIB, 1, &none), -EAGAIN, "no more for a");
+    cr_expect_eq(grant_slot(arena, a, MIB, 1, &none), -EAGAIN, "nothing further for a");
     cr_expect_eq(grant_slot(arena, b, MIB, 1, &none), -EAGAIN);
     grant_release(arena, 0);
     cr_expect_eq(events[GRANTED_GOES], 0u);
@@ -488,7 +488,7 @@ Test(grant, other_sizes_and_the_hand)
     await(&events[GRANTED_GONE], 2);
 }
 
-/* What asking says once it says that no more. */
+/* The result of grant_slot once it is not this error any more. */
 static int tried_again(int error, slot_ref *out)
 {
     int rc = grant_slot(arena, a, MIB, 1, out);

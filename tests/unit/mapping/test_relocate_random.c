@@ -1,5 +1,5 @@
-/* Everything that happens to parts in mappings, at random: whoever was told a place finds its bytes there, or
- * another seq; and nothing is left over. UCM_SEED repeats a run. */
+/* Everything that happens to parts in mappings, at random: a reader that knows a place finds its
+ * bytes there, or another seq; and nothing is left over. UCM_SEED repeats a run. */
 #include "tests/unit/mapping/relocate_rig.h"
 #include "tests/unit/random.h"
 

@@ -1,4 +1,5 @@
-/* A full mapping: who leaves it for others, of the tenant and of another one, and how hard that is looked for. */
+/* A full mapping: which blocks leave it for others, of the same and of another tenant, and the
+ * effort of the search. */
 /* Sanitizers: thread */
 #include "tests/unit/mapping/relocate_rig.h"
 

@@ -58,7 +58,7 @@ static inline void sample_fill(const struct proto_message *m, void *out, unsigne
     for (uint32_t i = 0; i < m->n_fields; i++, salt++) {
         const struct proto_field *f = &m->fields[i];
         uint8_t *at = (uint8_t *)out + f->offset;
-        /* Of each length that MessagePack has, and no two alike. */
+        /* Numbers of each length that MessagePack has, no two alike. */
         uint64_t number = sample_clamp(f, f->min + (UINT64_C(1) << 5 * salt % 64));
         double real = (double)f->min + (double)(f->max - f->min) * 0.25;
         struct proto_view view;
@@ -85,7 +85,7 @@ static inline void sample_fill(const struct proto_message *m, void *out, unsigne
     }
 }
 
-/* Of the message's struct; NULL: it has none. */
+/* A sample of the message's struct; NULL: it has none. */
 static inline const void *sample_of(const struct proto_message *m)
 {
     static union proto_any values[N_PROTO_MESSAGES];

@@ -1,9 +1,9 @@
 /* The lookup table: every order in which a writer's stores may take effect between a reader's loads, with the real
  * functions of both.
  *
- * There is one writer, its stores are releases, and all loads acquires. So what a reader's loads see, one after another,
- * is what they would see if each came after so many of the writer's stores, and never after fewer than the one before:
- * each load that saw a store has seen all stores before it. The model runs all of these orders. */
+ * There is one writer, its stores are releases, and all loads acquires. So a reader's loads see,
+ * one after another, growing prefixes of the writer's stores: a load that saw a store has seen all
+ * stores before it. The model runs all of these orders. */
 #include <stdatomic.h>
 #include <stdint.h>
 

@@ -9,9 +9,10 @@
 
 /* ---- a model ----
  *
- * A slot has two words. The daemon fills it again twice; a reader was told the place after the first time. Each
- * process has a list of steps and what must come before what; every other order may happen, be it by processor
- * or compiler. The model runs all of them, and counts those in which the reader believes what it must not. */
+ * A slot has two words. The daemon fills it twice; a reader learned the place after the first time.
+ * Each process has a list of steps and what must come before what; every other order may happen, be
+ * it by processor or compiler. The model runs all of them, and counts those in which the reader
+ * believes what it must not. */
 
 enum { GENERATION, WORD_0, WORD_1, VARIABLES };
 #define TOLD 2 /* the sequence number of the bytes 1 1 */
@@ -77,7 +78,8 @@ static unsigned add(struct model *m, int variable, int store, unsigned behind)
 
 enum { FENCE_RETRACT = 1, RELEASE = 2, ACQUIRE = 4, FENCE_END = 8, ALL = 15 };
 
-/* The slot holds 1 1, is told, and is filled with 2 2 and then with 3 3. ordered: of the four, those that hold. */
+/* The slot holds 1 1, is announced, and is filled with 2 2 and then with 3 3. ordered: those of the
+ * four orders that hold. */
 static struct model run(unsigned ordered)
 {
     struct model m = {.value = {TOLD, 1, 1}};
@@ -110,14 +112,16 @@ Test(mapping_table, no_order_shows_other_bytes)
     cr_expect_gt(m.runs, 1000u);
 }
 
-/* Release and acquire matter to a reader that is told the sequence number which is being published: below. */
+/* Release and acquire matter to a reader that knows the sequence number which is being published:
+ * below. */
 Test(mapping_table, each_fence_is_needed)
 {
     cr_expect_gt(run(ALL & ~FENCE_RETRACT).wrong, 0u);
     cr_expect_gt(run(ALL & ~FENCE_END).wrong, 0u);
 }
 
-/* The reader is told the place that will be filled: its bytes must be there when the sequence number is. */
+/* The reader knows the place that will be filled: its bytes must be there when the sequence number
+ * is. */
 Test(mapping_table, release_and_acquire_are_needed)
 {
     for (unsigned drop = 0; drop <= ACQUIRE; drop += 2) { /* none, RELEASE, ACQUIRE */

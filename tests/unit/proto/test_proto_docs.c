@@ -1,6 +1,6 @@
-/* docs/methods.md and docs/protocol.md against the tables: every method, field, bound, limit and error that the code has
- * stands there. So what `make docs` reads in the headers is what the compiler reads. Frames and vectors:
- * tests/integration/test_protocol.py. */
+/* docs/methods.md and docs/protocol.md against the tables: they have every method, field, bound,
+ * limit and error of the code. So `make docs` reads the same in the headers as the compiler. Frames
+ * and vectors: tests/integration/test_protocol.py. */
 #include "proto/tables.h"
 #include "tests/unit/proto/docs_page.h"
 

@@ -246,8 +246,8 @@ static uint32_t edge(uint64_t *seed)
     return edges[*seed >> 60];
 }
 
-/* Of ten thousand orders that are made of what is at the edges, each that is called sound stays
- * within entry, planes and region. */
+/* Of ten thousand orders made of edge values, each that passes the check stays within entry, planes
+ * and region. */
 Test(staging, no_order_that_is_sound_reaches_outside)
 {
     struct ucm_staging_order *o = calloc(1, sizeof(*o)); /* so that a read past its end is seen */

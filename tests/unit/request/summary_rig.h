@@ -32,7 +32,7 @@ static inline struct ns *open_summaries_of(const struct ns *base, bool build)
     return ns;
 }
 
-/* Of rig.one. */
+/* Opens the summaries of rig.one. */
 static inline uint32_t open_summaries(bool build)
 {
     derived = open_summaries_of(rig.one, build);

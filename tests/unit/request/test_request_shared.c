@@ -1,6 +1,6 @@
-/* Lookups, prefetches and loads where other hosts hold what this one does not: who waits, for how
- * long, and what is said. The methods as a connection calls them, over a shared tier that a test plays.
- */
+/* Lookups, prefetches and loads of blocks that only other hosts have: which calls wait, for how
+ * long, and their answers. The methods as a connection calls them, over a shared tier that a test
+ * plays. */
 #include "tests/unit/request/request_rig.h"
 
 TestSuite(request_shared, .init = open_door, .fini = close_door);

@@ -270,7 +270,7 @@ Test(summary_tenants, an_append_waits_for_its_tenants_builds)
     asked = append((uint32_t)r.sequence, most + 1, 1, true);
     turns_pass();
     cr_expect_eq(taken(LIMIT_BUILDS), most);
-    cr_expect(list_empty(&rig.cache->waits[WAIT_SLOT]), "it is in the way of who waits for space");
+    cr_expect(list_empty(&rig.cache->waits[WAIT_SLOT]), "it is in the way of waiters for space");
     work();
     cr_expect_eq(appended(asked).summaries, 1u);
 }

@@ -1,5 +1,5 @@
-/* Builds of summaries of a tenant that gets no more DRAM: they wait for its own blocks and for nobody else's, nobody waits for them, and
- * when nothing is under way that could make room they say so. */
+/* Builds of summaries of a tenant at its maximum of DRAM: they wait for its own blocks only,
+ * nothing waits for them, and they fail if nothing under way could make room. */
 #include "tests/unit/request/summary_rig.h"
 
 #define SLOT (MIB / 4)

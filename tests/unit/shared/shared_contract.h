@@ -67,7 +67,7 @@ static inline void contract_encrypted(struct contract *c)
     free(copy);
 }
 
-/* Of the server's clock: how old the file is may decide about its fate. */
+/* Times are the server's: a file's age may decide about its removal. */
 static inline void contract_read_tells_time(struct contract *c)
 {
     struct timespec times[2] = {{.tv_sec = 1}, {.tv_sec = 1600000000}};
@@ -226,7 +226,7 @@ static inline void contract_lay_odd(const char *path, const char *beside, unsign
     }
 }
 
-/* A FIFO has no writer: who opens it as a file waits for ever. */
+/* A FIFO has no writer: opening it as a file blocks for ever. */
 static inline void contract_not_a_file(struct contract *c)
 {
     char path[512], beside[512];
@@ -643,12 +643,12 @@ static inline void contract_open_close(struct contract *c)
         contract_case(begin, end, contract_##name);                                                \
     }
 
-/* Of what a directory can have in a file's place. */
+/* Cases of what a directory can have in a file's place. */
 #define SHARED_CONTRACT_DIRECTORY(suite, begin, end)                                               \
     SHARED_CONTRACT_CASE(suite, not_a_file, begin, end)                                            \
     SHARED_CONTRACT_CASE(suite, linked_bucket, begin, end)
 
-/* Of what any store keeps under a name. */
+/* Cases of what any store keeps under a name. */
 #define SHARED_CONTRACT_OBJECTS(suite, begin, end)                                                 \
     SHARED_CONTRACT_CASE(suite, round_trip, begin, end)                                            \
     SHARED_CONTRACT_CASE(suite, encrypted, begin, end)                                             \

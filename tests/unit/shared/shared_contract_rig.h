@@ -472,7 +472,7 @@ static inline uint64_t contract_clock_ns(void)
 
 static uint64_t contract_began_ns; /* of the case */
 
-/* Of something that the case did, however long it takes; clocks differ a little. */
+/* Expects a time that the case caused, however long it takes; clocks differ a little. */
 static inline void contract_near_now(uint64_t ns)
 {
     uint64_t now = contract_clock_ns(), slack = 10000000000u;

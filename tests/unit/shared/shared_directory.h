@@ -31,7 +31,7 @@ static inline void shared_directory_process(struct config_process *p, const char
     signal(SIGPIPE, SIG_IGN); /* as the daemon does */
     *p = (struct config_process){.buffer_bytes = 8u << 20, .pause_ms = 10};
     snprintf(p->command, sizeof(p->command), "%s %s", program, directory);
-    /* what it may write to, and no more */
+    /* the only thing that it may write to */
     snprintf(p->directory, sizeof(p->directory), "%s", directory);
 }
 

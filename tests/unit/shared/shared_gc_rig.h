@@ -602,7 +602,7 @@ static inline void rig_purge_wait(struct rig *g, const struct shared *shared)
     uv_timer_stop(&g->timer);
 }
 
-/* Of both roots. Files that were removed. */
+/* Purges at both roots. Returns the number of removed files. */
 static inline uint64_t rig_purge(struct rig *g, struct rig *other, unsigned namespace, int *status)
 {
     struct rig_purge p;

@@ -66,7 +66,8 @@ Test(shared_gc_ages, classes_have_no_gaps)
     cr_assert_eq(gc_cell(UINT64_MAX, "k", 1) / GC_GROUPS, GC_AGES - 1);
 }
 
-/* Of a root that was filled in one go not all goes, and each block goes with all its parts. */
+/* A root that was filled at once does not lose everything, and each block goes with all its
+ * parts. */
 Test(shared_gc_ages, groups_of_keys_split_a_class)
 {
     uint64_t day = 1ull << 46; /* 19.5 hours, where a class begins */
@@ -170,8 +171,8 @@ Test(shared_gc, brought_to_low_percent_the_coldest_first)
     rig_pass(&g, 0);
     used = rig_used(&g);
     cr_assert_leq(used, bytes_with_marker(target));
-    cr_assert_geq(used, target - total / 64, "no more than a bit too much");
-    /* Files that are there and colder than one that went: no more than a class's fraction. */
+    cr_assert_geq(used, target - total / 64, "at most a bit too much");
+    /* Remaining files that are colder than a removed one: at most a class's fraction. */
     cr_assert_leq(rig_inversion(&g), total / 64);
     cr_assert_eq(gc_usage(g.hosts[0].gc).bytes, used - 80);
     cr_assert_eq(gc_usage(g.hosts[0].gc).files, used / 1064);

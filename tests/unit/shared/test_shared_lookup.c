@@ -251,7 +251,7 @@ Test(shared_lookup, each_key_by_itself)
     cr_assert_leq(rig.servers[0].busy_max, 64);
 }
 
-/* What a root has lost a part of is no hit, whichever part it is, and costs no more than a block that is not there. */
+/* A block that lacks any part on its root is not a hit, and costs as little as a missing block. */
 Test(shared_lookup, a_block_that_lacks_a_part_is_none)
 {
     highest = 3;

@@ -1,5 +1,5 @@
-/* Removals by key: which files are asked for, in whose turn, and what is told of roots that are full, hang, fail, or
- * take no changes. */
+/* Removals by key: which files are asked for, in which tenants' turns, and the reports about roots
+ * that are full, hang, fail, or refuse changes. */
 /* Sanitizers: thread */
 #include "tests/unit/shared/shared_rig.h"
 

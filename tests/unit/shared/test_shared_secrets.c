@@ -1,5 +1,5 @@
-/* Secrets in a directory: one for all who use it, another one after a purge, and what becomes of
- * questions when it can't be had. */
+/* Secrets in a directory: one for all its users, another one after a purge, and the answers while
+ * it is unavailable. */
 /* Sanitizers: thread */
 #include "daemon/encryption/secrets.h"
 #include "tests/runner/wipe.h"
@@ -168,7 +168,7 @@ static void told(const char *of, const char *word)
     cr_expect(!word || strstr(problem, of), "%s", problem);
 }
 
-/* Without anybody who asks for a secret. */
+/* Without any call that asks for a secret. */
 Test(shared_secrets, a_directory_that_can_not_be_used_is_told_of_until_it_can)
 {
     char away[sizeof(directory) + 8];

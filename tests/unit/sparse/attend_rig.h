@@ -121,7 +121,7 @@ static inline void rig_pool_open(struct rig_pool *p, const struct ucm_attend_spe
     uint64_t extent = ucm_kv_shape_extent(&spec->shape, true);
 
     cr_assert_eq(ucm_attend_plan_init(&p->plan, spec, why), 0, "%s", why);
-    /* The last entry ends where its shape does: who reads more is seen by a sanitizer. */
+    /* The last entry ends where its shape does: a sanitizer reports reads past it. */
     p->memory = (struct ucm_attend_memory){.stride = extent + 64, .blocks = n};
     p->bytes = rig_take((n - 1) * p->memory.stride + extent);
     memset(p->bytes, 0xff, (n - 1) * p->memory.stride + extent); /* NaN, where nothing is named */

@@ -75,7 +75,7 @@ static void expect_same(const float *a, const float *b, uint64_t n)
 
 /* ---- the arithmetic ---- */
 
-/* How far lse may be off by the slack that is told, and out by twice that and the division. */
+/* lse may be off by the stated slack, and out by twice that and the division. */
 static void compare_with_exact(const struct rig_pool *p, const float *q, const int32_t *entries,
                                uint32_t n, uint32_t tail)
 {

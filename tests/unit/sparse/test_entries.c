@@ -1,4 +1,5 @@
-/* kernels/entries: shapes and memory, lists of sequences, replays. What steps do is told by a model (test_entries_random.c). */
+/* kernels/entries: shapes and memory, lists of sequences, replays. test_entries_random.c checks
+ * steps against a model. */
 #include "kernels/entries/entries.h"
 
 #include <criterion/criterion.h>
@@ -265,7 +266,8 @@ Test(entries, a_block_without_a_number_spoils_the_step)
 #define LAYERS 6u
 #define CHOSEN 9u
 
-/* What a layer chooses depends on all layers before it: whoever attends a layer without its blocks goes another way. */
+/* A layer's choice depends on all layers before it: attending a layer without its blocks leads to
+ * other choices. */
 static uint32_t choose(uint64_t *path, bool right, uint32_t i)
 {
     *path = *path * 6364136223846793005u + 1442695040888963407u + !right;

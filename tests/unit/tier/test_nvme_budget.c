@@ -1,5 +1,5 @@
-/* Of write-back an iteration of the event loop does little, however much there is, and all is
- * done in the end. A disk that a small request reads has few writes under way. */
+/* One iteration of the event loop does little write-back, however much there is, and all is done in
+ * the end. A disk that a small request reads has few writes under way. */
 #include "tests/unit/tier/nvme_rig.h"
 
 TestSuite(nvme_budget, .fini = rig_close);

@@ -194,7 +194,7 @@ Test(nvme_layers, records_without_them)
         if (i < 4)
             cr_assert_eq(layers_read(i, 1, 1), -ENODATA, "part %u", i);
     }
-    /* Of these the tier knows it before it reads. */
+    /* The tier knows this before it reads. */
     rig.parts[3].io.layer_bytes = 100;
     cr_expect_eq(layers_submit(3, 1, 1), -ENODATA);
     rig.parts[4].io.layer_bytes = 4096;
