@@ -24,8 +24,8 @@ static int release_fails;
 static struct ucm_cuda_decode *d;
 
 int __wrap_ucm_mapping_info(struct ucm_mapping *w, struct ucm_mapping_info *out);
-int __wrap_ucm_mapping_mappings(struct ucm_mapping *w, struct ucm_mapped_range *out, uint32_t room,
-                                uint32_t *n);
+int __wrap_ucm_mapping_ranges(struct ucm_mapping *w, struct ucm_mapped_range *out, uint32_t room,
+                              uint32_t *n);
 int __wrap_ucm_mapping_release(struct ucm_mapping *w, const void *address);
 int __wrap_ucm_mapping_address(struct ucm_mapping *w, const struct ucm_place *place,
                                const void **address, const uint64_t **seq);
@@ -37,8 +37,8 @@ int __wrap_ucm_mapping_info(struct ucm_mapping *w, struct ucm_mapping_info *out)
     return 0;
 }
 
-int __wrap_ucm_mapping_mappings(struct ucm_mapping *w, struct ucm_mapped_range *out, uint32_t room,
-                                uint32_t *n)
+int __wrap_ucm_mapping_ranges(struct ucm_mapping *w, struct ucm_mapped_range *out, uint32_t room,
+                              uint32_t *n)
 {
     cr_expect_eq(w, mapping);
     memcpy(out, maps, (n_maps < room ? n_maps : room) * sizeof *maps);
