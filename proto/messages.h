@@ -427,14 +427,16 @@ enum ucm_dump_durability {
  * No lease keeps them: they may be evicted again.
  * ns: from `namespace.open`, `encoding.open` or `summary.open`.
  * keys: `key_bytes` each, concatenated.
- * part: 0: all parts; else the part plus 1.
+ * part: the first part, from 0.
+ * parts: how many; 0: all from `part` on.
  * priority: higher first.
  * timeout_ms: as in `load`.
  * request: the engine's id of its request, for `trace`. */
 #define UCM_MSG_PREFETCH(F, m)                                                                     \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
-    F(m, u64, part, OPT, 0, UCM_MAX_PARTS)                                                         \
+    F(m, u64, part, OPT, 0, UCM_MAX_PARTS - 1)                                                     \
+    F(m, u64, parts, OPT, 0, UCM_MAX_PARTS)                                                        \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
     F(m, u64, timeout_ms, OPT, 0, UCM_TIMEOUT_MS)                                                  \
     F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)

@@ -515,7 +515,8 @@ struct ucm_transfer {
      * last write to the blocks. Else NULL. The daemon opens it only from a process of its own user,
      * pid namespace and /dev/shm; otherwise the blocks are UCM_BLOCK_IS_DEVICE. */
     const uint8_t *cuda_event;
-    uint32_t part;       /* prefetch: 0: all parts, else the part's number + 1 */
+    uint32_t part;       /* prefetch: the first part, from 0 */
+    uint32_t n_parts;    /* prefetch: how many parts; 0: all from `part` on */
     uint32_t durability; /* dump: enum ucm_durability */
     /* Load: not 0: copy layer by layer and report every `progress_interval` layers, for ucm_task_wait_layers; 0:
      * copy block by block, without reports. */

@@ -105,7 +105,7 @@ UCM_API int ucm_sparse_summary_open(struct ucm_namespace *base,
                                     int timeout_ms, struct ucm_namespace **out);
 
 /* Has the daemon compute summaries of blocks that are stored already; ns is from
- * ucm_sparse_summary_open, and the transfer's keys, n_keys, part, priority and daemon_timeout_ms are as
+ * ucm_sparse_summary_open, and the transfer's keys, n_keys, part, n_parts, priority and daemon_timeout_ms are as
  * for ucm_prefetch. Result of a block: OK: it was computed; EXISTS: it was there; MISS: the base
  * has no such block; IN_PROGRESS: a worker is storing it. */
 UCM_API int ucm_sparse_summary_build(struct ucm_namespace *ns, const struct ucm_transfer *transfer,

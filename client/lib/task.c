@@ -308,8 +308,10 @@ int ucm_prefetch(struct ucm_namespace *ns, const struct ucm_transfer *t, int tim
     if (!ns || !t || !out)
         return client_fail(UCM_EINVALID, "namespace, transfer or out is NULL");
     q.handle = &ns->handle;
-    m = (struct msg_prefetch){
-        .part = t->part, .priority = t->priority, .timeout_ms = t->daemon_timeout_ms};
+    m = (struct msg_prefetch){.part = t->part,
+                              .parts = t->n_parts,
+                              .priority = t->priority,
+                              .timeout_ms = t->daemon_timeout_ms};
     return client_task_start(&q, ns, &m.keys, t, timeout_ms, out);
 }
 

@@ -233,3 +233,13 @@ bool bypass_on(const struct requests *rq, const struct ns *ns, enum bypass_what 
             return true;
     return false;
 }
+
+int call_parts(struct call *call, uint64_t part, uint64_t parts, uint32_t of, uint32_t *n)
+{
+    if (part >= of || parts > of - part)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "part: %llu, parts: %llu; the namespace has %u, from 0",
+                             (unsigned long long)part, (unsigned long long)parts, of);
+    *n = parts > 0 ? (uint32_t)parts : of - (uint32_t)part;
+    return 0;
+}

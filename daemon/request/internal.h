@@ -173,6 +173,9 @@ void session_ns_with_base(struct session *s, const struct ns *ns, const struct n
 bool session_durable(struct session *s, const struct ns *ns, uint64_t durability);
 /* How many keys `keys` holds; 0 with call->error: not a whole number of them, or too many. */
 uint32_t call_keys(struct call *call, const struct ns *ns, struct proto_bin keys);
+/* How many parts a request means that names `parts` from `part` on (0: all from there) of a
+ * namespace with `of` parts: 0 and *n, or a negative wire code with the error set. */
+int call_parts(struct call *call, uint64_t part, uint64_t parts, uint32_t of, uint32_t *n);
 /* Both return 0. */
 int call_reply(struct call *call, const void *result);
 int call_reply_map(struct call *call, struct proto_builder *pb);

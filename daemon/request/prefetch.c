@@ -64,23 +64,20 @@ int method_prefetch(struct call *call)
 {
     const struct msg_prefetch *m = &call->params.prefetch;
     struct ns *ns = call_namespace(call, m->ns);
-    uint32_t n = ns ? call_keys(call, ns, m->keys) : 0;
+    uint32_t n = ns ? call_keys(call, ns, m->keys) : 0, parts;
     struct prefetch *p;
     struct view view;
 
     if (n == 0)
         return -call->error.code;
-    if (m->part > ns->identity.parts)
-        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                             "part: %llu; 0 means all, else 1 to %u for parts 0 to %u",
-                             (unsigned long long)m->part, ns->identity.parts,
-                             ns->identity.parts - 1);
+    if (call_parts(call, m->part, m->parts, ns->identity.parts, &parts) != 0)
+        return -call->error.code;
     view = session_view(call->s, ns);
     p = prefetch_new(call, &view, n, m->priority, m->timeout_ms);
     if (!p)
         return -call->error.code;
-    p->w.part = m->part ? (uint32_t)m->part - 1 : 0;
-    p->w.parts = m->part ? 1 : ns->identity.parts;
+    p->w.part = (uint32_t)m->part;
+    p->w.parts = parts;
     p->look.begin_cb = found_begin;
     transfer_look(&p->w, &p->look, m->keys, m->timeout_ms);
     return 0;

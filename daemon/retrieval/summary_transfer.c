@@ -264,17 +264,14 @@ int method_summary_build(struct call *call)
 
     if (n == 0 || space_builds(call, space->base) != 0)
         return -call->error.code;
-    parts = space->derived->identity.parts;
-    if (m->part > parts)
-        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                             "part: %llu; 0 means all, else 1 to %u for parts 0 to %u",
-                             (unsigned long long)m->part, parts, parts - 1);
+    if (call_parts(call, m->part, m->parts, space->derived->identity.parts, &parts) != 0)
+        return -call->error.code;
     d = summary_transfer_new(call, &build_kind, space, m->keys, n, m->timeout_ms);
     if (!d)
         return -call->error.code;
     d->build = true;
-    d->w.part = m->part ? (uint32_t)m->part - 1 : 0;
-    d->w.parts = m->part ? 1 : parts;
+    d->w.part = (uint32_t)m->part;
+    d->w.parts = parts;
     d->w.priority = (uint8_t)m->priority;
     summaries_look(d);
     return 0;

@@ -76,13 +76,15 @@
  * `dram.max`, is full of blocks in use; CANCELLED.
  * ns: from `summary.open`.
  * keys: `key_bytes` each, concatenated.
- * part: 0: all parts; else the part plus 1.
+ * part: the first part, from 0.
+ * parts: how many; 0: all from `part` on.
  * priority: of reads; higher first.
  * timeout_ms: as in `load`. */
 #define UCM_MSG_SUMMARY_BUILD(F, m)                                                                \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
-    F(m, u64, part, OPT, 0, UCM_MAX_PARTS)                                                         \
+    F(m, u64, part, OPT, 0, UCM_MAX_PARTS - 1)                                                     \
+    F(m, u64, parts, OPT, 0, UCM_MAX_PARTS)                                                        \
     F(m, u64, priority, OPT, 0, 7)                                                                 \
     F(m, u64, timeout_ms, OPT, 0, UCM_TIMEOUT_MS)
 

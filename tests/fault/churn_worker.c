@@ -507,7 +507,10 @@ static void do_prefetch(void)
     b.layers = 0;
     t = transfer_of(&b);
     t.blocks = NULL;
-    t.part = churn_chance(50) ? 0 : 1 + b.w->part;
+    if (churn_chance(50)) {
+        t.part = b.w->part;
+        t.n_parts = 1;
+    }
     if (ucm_prefetch(b.w->ns, &t, CHURN_WAIT_MS, &task) != 0)
         wrong("prefetch: %s", ucm_errmsg());
     if (churn_chance(20)) {

@@ -164,7 +164,7 @@ class Actor:
         def check(result, code):
             allowed = {OK, EXISTS, MISS, FAILED, NO_ROOM, IN_PROGRESS, CANCELLED}
             assert result is None or set(result["status"]) <= allowed, result
-        self.begin("summary.build", check, ns=ns, keys=keys(*names), part=self.random.randint(0, MODELS[at[0]]))
+        self.begin("summary.build", check, ns=ns, keys=keys(*names), part=self.random.randrange(MODELS[at[0]]), parts=self.random.randint(0, 1))
 
     def summary_bytes(self):
         """What anybody loads of the summaries is right, whoever made them."""

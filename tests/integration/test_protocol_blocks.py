@@ -75,7 +75,7 @@ class Blocks(Case):
         self.refused(INVALID, region.load, "ab", [1, 1])
         for method in ("lookup", "prefetch", "evict", "pin", "unpin", "namespace.purge"):
             self.refused(INVALID, client.call, method, ns=ns, keys=bytes(17))
-        self.refused(INVALID, client.call, "prefetch", ns=ns, keys=keys("a"), part=2)
+        self.refused(INVALID, client.call, "prefetch", ns=ns, keys=keys("a"), part=1, parts=2)
         self.refused(INVALID, client.call, "inspect", ns=ns, key=bytes(17))
         self.refused(NOT_FOUND, client.call, "inspect", ns=ns, key=keys("nobody"))
         self.refused(INVALID, client.call, "lookup", ns=ns, keys=bytes(16) * 16385)
@@ -166,7 +166,7 @@ class Blocks(Case):
         self.assertEqual((region.bytes(2), second.bytes(2)), before)
         self.settled(client, ns)
         client.call("evict", ns=ns, tier=1)
-        answer = client.call("prefetch", ns=ns, keys=keys("a", "b"), part=2)
+        answer = client.call("prefetch", ns=ns, keys=keys("a", "b"), part=1, parts=1)
         self.assertEqual(answer, {"status": bytes([OK, MISS]), "bytes": 8192})
         block = client.call("inspect", ns=ns, key=keys("a"))
         self.assertEqual((client.tiers(ns, "a"), block["parts"][0]["dram"]), ([ON_NVME], "none"))

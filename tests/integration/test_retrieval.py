@@ -99,7 +99,7 @@ class Summaries(Retrieval):
         derived = self.summaries(client, ns)
         self.assertEqual(self.build(client, derived, [0, "nobody", 1]), [OK, MISS, OK])
         self.refused(INVALID, client.call, "summary.build", ns=derived, keys=bytes(17))
-        self.refused(INVALID, client.call, "summary.build", ns=derived, keys=keys(0), part=2)
+        self.refused(INVALID, client.call, "summary.build", ns=derived, keys=keys(0), parts=2)
         self.refused(NOT_FOUND, client.call, "summary.build", ns=ns, keys=keys(0))
         by_hand, _ = self.again()
         self.refused(NOT_FOUND, by_hand.call, "summary.build", ns=derived, keys=keys(0))

@@ -118,7 +118,9 @@ int ucm_sparse_summary_build(struct ucm_namespace *ns, const struct ucm_transfer
         return client_fail(UCM_EINVALID, "summaries are built in a namespace of "
                                          "ucm_sparse_summary_open");
     q.handle = &ns->handle;
-    m = (struct msg_summary_build){
-        .part = t->part, .priority = t->priority, .timeout_ms = t->daemon_timeout_ms};
+    m = (struct msg_summary_build){.part = t->part,
+                                   .parts = t->n_parts,
+                                   .priority = t->priority,
+                                   .timeout_ms = t->daemon_timeout_ms};
     return client_task_start(&q, ns, &m.keys, t, timeout_ms, out);
 }

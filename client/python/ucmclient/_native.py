@@ -178,6 +178,7 @@ class Transfer(Structure):
         ("lease", c_uint32),
         ("cuda_event", c_char_p),
         ("part", c_uint32),
+        ("n_parts", c_uint32),
         ("durability", c_uint32),
         ("progress_interval", c_uint32),
         ("shifts", c_void_p),

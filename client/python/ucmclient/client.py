@@ -19,7 +19,7 @@ from ._native import lib
 from .buffers import Blocks, Keys, keys as borrow_keys, uint32s
 from .errors import check
 from .handle import _Handle, _text, _timeout, on_behalf_of  # noqa: F401  re-exported
-from .region import BlockResult, Region, Rope, Task, TaskResult, region_spec, transfer  # noqa: F401  likewise
+from .region import BlockResult, Region, Rope, Task, TaskResult, parts_of, region_spec, transfer  # noqa: F401  likewise
 
 if TYPE_CHECKING:
     from .copy_agent import CopyAgent
@@ -391,8 +391,7 @@ class Namespace(_Handle):
         timeout: Optional[float] = None,
     ) -> "Task":
         """Reads blocks into DRAM; part None: all parts."""
-        one = 0 if part is None else part + 1
-        return transfer(lib.ucm_prefetch, self, self, keys, None, timeout, daemon_timeout, priority=priority, part=one)
+        return transfer(lib.ucm_prefetch, self, self, keys, None, timeout, daemon_timeout, priority=priority, **parts_of(part))
 
     def _change(self, function: Any, keys: Optional[Keys], timeout: Optional[float], *more: Any) -> int:
         changed = c_uint64()

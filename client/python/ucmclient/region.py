@@ -317,6 +317,11 @@ class Task(_Handle):
         check(lib.ucm_task_cancel(self.handle, _timeout(timeout)))
 
 
+def parts_of(part: Optional[int]) -> dict[str, int]:
+    """Fields of a transfer that name one part, or all."""
+    return {} if part is None else {"part": part, "n_parts": 1}
+
+
 def transfer(
     function: Any,
     owner: _Handle,

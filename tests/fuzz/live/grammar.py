@@ -444,7 +444,7 @@ class Generator:
         keys = self.keys(conn.tenant, summary.family, self.some(None, summary.base.spec))
         if not self.builds(summary.base, 1) and self.chance(0.8):
             return
-        self.call(conn, "summary.build", None, ns=summary.ref, keys={"keys": keys}, part=self.some(0, 0, 1, summary.identity["parts"]))
+        self.call(conn, "summary.build", None, ns=summary.ref, keys={"keys": keys}, part=self.some(0, 0, 1, summary.identity["parts"] - 1), parts=self.some(0, 1))
 
     def act_select(self, conn):
         sequence, some = self.filled_sequence(conn), self.some
@@ -497,7 +497,7 @@ class Generator:
             self.call(conn, "sequence.prefetch", sequence=of(sequence, "sequence"), index={"u32": [self.random.randrange(n) for _ in range(3)]})
         else:
             ns = self.space(conn)
-            self.call(conn, "prefetch", ns=ns.ref, keys={"keys": self.keys(conn.tenant, ns.family, ns.spec)}, part=self.some(0, 1))
+            self.call(conn, "prefetch", ns=ns.ref, keys={"keys": self.keys(conn.tenant, ns.family, ns.spec)}, parts=self.some(0, 1))
 
     def act_evict(self, conn):
         spaces = conn.of(RAW, BYTES, ENCODED, SUMMARY)

@@ -13,7 +13,7 @@ from ..buffers import Blocks, Keys, keys as borrow_keys, uint32s
 from ..client import Client, Namespace
 from ..errors import check
 from ..handle import _Handle, _timeout
-from ..region import Task, transfer
+from ..region import Task, parts_of, transfer
 from . import _native as native
 from .choice import Choice, Score, Selection, TopK, query_of, split
 from .summary import Summary
@@ -50,8 +50,7 @@ class SummaryNamespace(Namespace):
         timeout: Optional[float] = None,
     ) -> Task:
         """Has the daemon compute summaries of blocks that are stored already; part None: of all parts."""
-        one = 0 if part is None else part + 1
-        return transfer(lib.ucm_sparse_summary_build, self, self, keys, None, timeout, daemon_timeout, priority=priority, part=one)
+        return transfer(lib.ucm_sparse_summary_build, self, self, keys, None, timeout, daemon_timeout, priority=priority, **parts_of(part))
 
     def sequence(
         self,
