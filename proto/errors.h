@@ -17,7 +17,7 @@
     X(NO_MEMORY, 10, "memory ran out")                                                             \
     X(SHUTDOWN, 11, "the daemon is shutting down")                                                 \
     X(INTERNAL, 12, "a bug in the daemon")                                                         \
-    X(NO_METHOD, 13, "the daemon has no such method: it is older than the client")
+    X(NO_METHOD, 13, "the daemon has no such method")
 
 enum ucm_wire_error {
     UCM_WIRE_OK = 0,

@@ -205,8 +205,8 @@ struct ucm_encoded_form {
  * - Lookups, loads and prefetches find a block in either, key by key: in DRAM first, and where both are,
  *   the form.
  * - Pinning and evicting concern the one namespace that is named.
- * Close the base after it. -UCM_EUNSUPPORTED: the daemon or the library does not know the encoding,
- * or this version, or the daemon is older than encodings; the base can be used as it is. */
+ * Close the base after it. -UCM_EUNSUPPORTED: the daemon or the library does not know the encoding
+ * or this version of it; the base can be used as it is. */
 UCM_API int ucm_encoding_open(struct ucm_namespace *base, const struct ucm_encoded_form *form,
                               int timeout_ms, struct ucm_namespace **out);
 
@@ -535,7 +535,7 @@ UCM_API int ucm_load(struct ucm_region *region, const struct ucm_transfer *trans
                      struct ucm_task **out);
 /* ucm_lookup_prefix, its lease and ucm_load in one request, for callers that need no answer in between: loads the blocks that
  * are cached from the first key on without a gap; the other keys' results are UCM_BLOCK_IS_MISS. transfer->lease must be 0.
- * wait_ms: as in struct ucm_lookup. The task ends with -UCM_EUNSUPPORTED if the daemon is older than this. */
+ * wait_ms: as in struct ucm_lookup. */
 UCM_API int ucm_load_prefix(struct ucm_region *region, const struct ucm_transfer *transfer,
                             uint32_t wait_ms, int timeout_ms, struct ucm_task **out);
 UCM_API int ucm_dump(struct ucm_region *region, const struct ucm_transfer *transfer, int timeout_ms,

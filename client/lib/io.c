@@ -84,7 +84,7 @@ static void deliver(struct ucm_client *c, struct proto_envelope *env, struct cli
     if (!call) /* of a followup, or of a call that was given up */
         return;
     if (env->error.code == UCM_WIRE_NO_METHOD) {
-        r = ucm_error_set(&call->error, UCM_EUNSUPPORTED, "this ucmd is older than %s",
+        r = ucm_error_set(&call->error, UCM_EUNSUPPORTED, "this ucmd does not have %s",
                           call->method == UCM_METHOD_COUNT ? "that method"
                                                            : proto_methods[call->method].name.p);
     } else if (env->error.code) {

@@ -164,7 +164,7 @@
  * Callers: operators. */
 
 /* Method encryption_key.reload. Begins to read sources of encryption keys again; `reading` says
- * when that has ended, within `encryption.timeout`. Keys that the source lacks are forgotten at
+ * when that has ended, within 10 s. Keys that the source lacks are forgotten at
  * once; a source that fails changes nothing.
  * Callers: operators.
  * Errors: NOT_FOUND: `encryption.tenants` has no such name. */

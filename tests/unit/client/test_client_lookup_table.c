@@ -248,7 +248,7 @@ Test(client_lookup_table, a_daemon_before_lookup_tables)
 
     own.spoil = SPOIL_OLD;
     cr_expect_eq(open_table(), -UCM_EUNSUPPORTED);
-    cr_expect_str_eq(ucm_errmsg(), "this ucmd is older than lookup_table.open");
+    cr_expect_str_eq(ucm_errmsg(), "this ucmd does not have lookup_table.open");
     cr_expect_eq(lookup(&h), UCM_LOOKUP_TABLE_NONE);
     cr_expect_eq(rig_lookup(&rig, -1), 0, "the connection goes on");
 }
