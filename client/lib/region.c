@@ -175,6 +175,7 @@ static int rope_copy(struct ucm_region *region, const struct ucm_rope *rope)
     if (r == 0)
         r = name_copy(region->rope_scaling, rope->scaling, "scaling", &m->rope_scaling);
     memcpy(region->rope, at, sizeof at);
+    /* A run of 1 is left out. */
     m->rope = (struct proto_u32s){region->rope, UCM_ROPE_NUMBERS - (rope->run <= 1)};
     m->rope_interleaved = rope->interleaved != 0;
     m->rope_base = rope->base;

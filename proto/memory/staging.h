@@ -69,8 +69,8 @@ struct ucm_staging_words {
     _Atomic uint32_t bell;       /* counts posts; a futex */
     _Atomic uint32_t asleep;     /* not 0: the copy agent waits for the bell */
     _Atomic uint32_t soon;       /* not 0: orders are near, sleep lightly; by the daemon */
-    /* Bits of UCM_STAGING_KNOWS_, by the copy agent: an older one would move such an order's items
-     * as they are, so it gets none. */
+    /* Bits of UCM_STAGING_KNOWS_, by the copy agent: the orders that it can carry out. It gets no
+     * others. */
     _Atomic uint32_t knows;
     uint8_t unused[40];
     struct ucm_staging_entry entries[UCM_MAX_STAGING_ENTRIES];

@@ -91,7 +91,7 @@ Test(exposition, values_are_in_base_units)
     strcpy(x.root[0].name, "/r");
     has(EXPOSITION_PROMETHEUS, "\nucmd_nvme_write_amplification_ratio 1.25\n");
     has(EXPOSITION_PROMETHEUS,
-        "\nucmd_share_root_latency_seconds{root=\"/r\",index=\"0\"} 0.0015\n");
+        "\nucmd_shared_root_latency_seconds{root=\"/r\",index=\"0\"} 0.0015\n");
 }
 
 Test(exposition, a_counter_s_family_has_its_suffix_in_the_old_text_only)
