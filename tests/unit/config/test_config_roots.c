@@ -107,8 +107,8 @@ Test(config_roots, processes_that_are_refused)
 {
     set_refused("shared.roots=process: -- /x", "", "a name of 1 to 63");
     set_refused("shared.roots=process:a/b -- /x", "", "a name of 1 to 63");
-    set_refused("shared.roots=process:a", "", "behind its options stand --");
-    set_refused("shared.roots=process:a --", "", "behind its options stand --");
+    set_refused("shared.roots=process:a", "", "after its options stand --");
+    set_refused("shared.roots=process:a --", "", "after its options stand --");
     set_refused("shared.roots=process:a -- x", "", "an absolute path");
     set_refused("shared.roots=process:a fast -- /x", "", "read=PATH or write=DIRECTORY");
     set_refused("shared.roots=process:a buffer=1MiB -- /x", "", "write buffer=67112960");

@@ -208,7 +208,7 @@ Test(proto, sentences_say_what_would_be_right)
     o.env.body.via.map.ptr[0].key.via.str.ptr = "sl\"ot\n";
     assert_says(&proto_load, &o.env,
                 "field \"sl?ot?\" is not known; there are: region, keys, blocks, layer, layers, "
-                "priority, timeout_ms, step, request, computes, lease, shifts");
+                "priority, timeout_ms, progress_interval, request, gpu_busy, lease, shifts");
     o.env.body.via.map.ptr[0].key.type = MSGPACK_OBJECT_BIN;
     assert_says(&proto_load, &o.env,
                 "a field's name is binary (MessagePack bin); it must be text (MessagePack str)");
