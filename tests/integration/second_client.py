@@ -316,15 +316,15 @@ class Region:
 
 
 class Pool:
-    """Slots of single layers in a memfd, one after the other. sections: how many planes a layer has. apart: each of them
+    """Slots of single layers in a memfd, one after the other. tensors: how many planes a layer has. apart: each of them
     has all slots one after another."""
 
-    def __init__(self, client, ns, layer_bytes, slots, part=0, sections=1, apart=False):
-        self.client, self.size, fragment = client, layer_bytes, layer_bytes // sections
+    def __init__(self, client, ns, layer_bytes, slots, part=0, tensors=1, apart=False):
+        self.client, self.size, fragment = client, layer_bytes, layer_bytes // tensors
         fd = memfd(slots * layer_bytes)
         self.memory = mmap.mmap(fd, slots * layer_bytes)
         planes = [{"offset": i * fragment * (slots if apart else 1), "stride": fragment if apart else layer_bytes, "block_bytes": fragment}
-                  for i in range(sections)]
+                  for i in range(tensors)]
         try:
             self.number = client.call("region.register", [fd], ns=ns, part=part, blocks=slots, device="cpu", block_pool=True,
                                       handles=[{"kind": 0, "bytes": slots * layer_bytes}], planes=planes)["region"]

@@ -171,7 +171,7 @@ class Gather(GatherCase):
                 error = self.refused(INVALID, pool.gather, [(0, 0, 5), item], **source)
                 self.assertIn("items[1]", str(error))
             error = self.refused(INVALID, pool.gather, [(0, 0, 5), (1, 1, 6), (2, 2, 5)], **source)
-            self.assertIn("slot 5 is named twice", str(error))
+            self.assertIn("entry 5 is named twice", str(error))
         call = lambda **params: client.call("gather", **params)  # noqa: E731
         self.refused(INVALID, call, region=pool.number, sequence=sequence, items=bytes(13))
         self.refused(INVALID, call, region=pool.number, items=u32(0, 0, 0))

@@ -11,7 +11,7 @@ from retrieval_case import IDENTITY, Retrieval, lists_of
 from second_client import DEMO, IN_PROGRESS, MISS, OK, OTHER_UID, Case, Client, Pool, Region, keys, u32
 from shared_case import ABSENT, ON_SHARED, SharedCase
 from test_lookup_table import LIVE, Table
-from mapping_case import MAPPINGS, Reader, Mapping
+from mapping_case import MAPPINGS, Reader, SharedMapping
 
 SUITE_TIMEOUT_S = 240
 BLOCKS = 8
@@ -102,7 +102,7 @@ class Sequences(Retrieval):
                 derived = self.summaries(client, ns)
                 self.build(client, derived, NAMES)
                 sequence, _ = self.sequence(client, derived, NAMES, build=True)
-                mapping = Mapping(client, ns)
+                mapping = SharedMapping(client, ns)
                 pool = Pool(client, ns, IDENTITY["layer_bytes"], BLOCKS)
                 client.call(method, ns=ns, **more)
                 answer = self.select(client, sequence, self.query())

@@ -320,7 +320,7 @@ class Selections(Case):
 class Policies(Case):
     def test_a_text_names_one(self):
         policy = sparse.Policy("psa-estimated:eps=0.98,microbatch=8")
-        self.assertEqual((policy.choice, policy.eps, policy.microbatch, policy.slots), ("estimated", 0.98, 8, 2.0))
+        self.assertEqual((policy.choice, policy.eps, policy.microbatch, policy.entries), ("estimated", 0.98, 8, 2.0))
         self.assertEqual(str(policy), "psa-estimated:eps=0.98,microbatch=8")
         self.assertEqual(str(sparse.Policy()), "auto")
         self.assertIn('did you mean "eps"?', self.refused(Status.INVALID, sparse.Policy, "psa:epz=1"))
