@@ -172,7 +172,7 @@ static void build_end(struct derived_build *b, int status)
     list_remove(&b->link);
     scratch_free(b);
     limit_give(space->tenant->owner, LIMIT_BUILDS, 1);
-    metrics_at(space)->summary_build_failed += status != 0 && space->summaries;
+    metrics_at(space)->summaries_failed += status != 0 && space->summaries;
     metrics_at(space)->unfit_decode_failed += status != 0 && !space->summaries;
     /* The waiter has references to both blocks, and may drop them when its callback returns. */
     cache_unlease(c, b->derived);
@@ -201,8 +201,8 @@ static void build_count(const struct derived_build *b)
     struct metrics *m = metrics_at(space);
 
     if (space->summaries) {
-        m->summary_builds++;
-        m->summary_bytes += ns_part_bytes(space->derived, b->part);
+        m->summaries_built++;
+        m->summaries_built_bytes += ns_part_bytes(space->derived, b->part);
         return;
     }
     m->unfit_decoded++;

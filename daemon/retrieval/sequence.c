@@ -27,7 +27,7 @@ void sequence_held_add(const struct sequence *ch, int64_t summaries)
         limit_give(ch->s->peer.owner, LIMIT_SUMMARIES, (uint64_t)-summaries * bytes);
     else /* sequence_may_hold allowed them */
         limit_add(ch->s->peer.owner, LIMIT_SUMMARIES, (uint64_t)summaries * bytes);
-    modules_of(ch)->metrics->summary_held_bytes =
+    modules_of(ch)->metrics->summaries_held_bytes =
         limits_used(modules_of(ch)->limits, LIMIT_SUMMARIES);
 }
 

@@ -97,7 +97,7 @@ static void append_open(struct transfer *w)
         summaries_make(d, from, found);
     d->sequence->appended += found;
     for (uint32_t i = from + found; i < from + n; i++) {
-        w->modules->metrics->summary_orphans += w->refs[i] != 0 && !bypassed;
+        w->modules->metrics->summaries_orphaned += w->refs[i] != 0 && !bypassed;
         w->refs[i] = 0;
     }
     w->opened = found == n ? from + n : w->n_keys;
@@ -131,7 +131,7 @@ static void append_count(struct summary_transfer *d, struct msg_sequence_append_
     r->missing = d->w.n_keys - n;
     r->built = d->built;
     r->status = (struct proto_bin){d->found, d->w.n_keys};
-    modules_of(ch)->metrics->summary_missing += n - r->summaries;
+    modules_of(ch)->metrics->summaries_missing += n - r->summaries;
 }
 
 static void append_finish(struct transfer *w)

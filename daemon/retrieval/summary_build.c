@@ -55,7 +55,7 @@ static void build_skipped(const struct derived_space *space)
     struct metrics *m = space->rq->modules.metrics;
 
     if (space->summaries)
-        m->summary_build_skipped++;
+        m->summaries_skipped++;
     else
         m->unfit_decode_failed++;
 }

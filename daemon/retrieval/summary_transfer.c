@@ -200,7 +200,7 @@ static void build_open_one(struct summary_transfer *d, const struct view *v, uin
     }
     w->refs[i] = index_find(w->modules->index, w->ns, key);
     if (cache_found(w->modules->cache, w->refs[i])) {
-        w->modules->metrics->summary_orphans++;
+        w->modules->metrics->summaries_orphaned++;
         cache_lease(w->modules->cache, w->refs[i]);
         return;
     }

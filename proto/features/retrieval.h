@@ -10,7 +10,7 @@
 /* Method summary.open. Opens the namespace of the block summaries that a method makes of a base
  * namespace, and answers its number (docs/protocol.md, "Block summaries"). Fields that the method
  * does not use are ignored. Errors of `namespace.open` apply. Building while parts are stored is
- * best effort; `summary_build_skipped` counts parts without a summary, because DRAM is full of
+ * best effort; `summaries_skipped` counts parts without a summary, because DRAM is full of
  * blocks in use or 4,096 parts wait (3,072 of one tenant).
  * Errors: INVALID: the method does not take these parameters, the shape reaches past `layer_bytes`,
  *   or a part of summaries is too large for the arena.

@@ -170,15 +170,16 @@
       "such parts not decoded: no space, or evicted before; their block is a miss")                \
     X(decode_raw_bytes, counter, "bytes", "bytes of loaded blocks after they were decoded")        \
     X(decode_bytes, counter, "bytes", "bytes of loaded blocks as they were encoded")               \
-    X(summary_builds, counter, "parts", "block summaries that the daemon built")                   \
-    X(summary_bytes, counter, "bytes", "bytes of block summaries that the daemon built")           \
-    X(summary_build_failed, counter, "parts",                                                      \
+    X(summaries_built, counter, "parts", "block summaries that the daemon built")                  \
+    X(summaries_built_bytes, counter, "bytes", "bytes of block summaries that the daemon built")   \
+    X(summaries_failed, counter, "parts",                                                          \
       "block summaries not built because their block could not be read")                           \
-    X(summary_build_skipped, counter, "parts",                                                     \
+    X(summaries_skipped, counter, "parts",                                                         \
       "stored parts whose block summary was not built: queue or DRAM full, or evicted before")     \
-    X(summary_missing, counter, "blocks", "blocks appended to a sequence without a block summary") \
-    X(summary_orphans, counter, "blocks", "block summaries found whose block is not cached")       \
-    X(summary_held_bytes, gauge, "bytes",                                                          \
+    X(summaries_missing, counter, "blocks",                                                        \
+      "blocks appended to a sequence without a block summary")                                     \
+    X(summaries_orphaned, counter, "blocks", "block summaries found whose block is not cached")    \
+    X(summaries_held_bytes, gauge, "bytes",                                                        \
       "DRAM of block summaries that sequences keep, up to a quarter of the arena")                 \
     X(sequences, gauge, "sequences", "sequences open now")                                         \
     X(sequence_blocks, gauge, "blocks", "blocks in sequences")                                     \

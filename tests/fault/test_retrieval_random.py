@@ -38,7 +38,7 @@ NO_MEMORY, CANCELLED_CODE = 10, 7
 HELD = 4
 OPTIONS = {"arena.size": "4MiB", "nvme.size": "16MiB", "nvme.segment": "1MiB", "nvme.on_write_stall": "drop",
            "shared.negative": "200ms", "shared.lookup_timeout": "100ms", "shutdown.drain": "2s", "request.timeout": "10min"}
-GAUGES = ("sequences", "sequence_blocks", "summary_held_bytes", "requests_active", "leases", "blocks_pinned")
+GAUGES = ("sequences", "sequence_blocks", "summaries_held_bytes", "requests_active", "leases", "blocks_pinned")
 
 
 class BlockSequence:

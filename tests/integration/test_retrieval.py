@@ -69,15 +69,15 @@ class Summaries(Retrieval):
         other, other_ns = self.again()
         derived, other_derived = self.summaries(client, ns), self.summaries(other, other_ns)
         self.assertEqual(derived, other_derived)
-        before = client.metrics()["summary_builds"]
+        before = client.metrics()["summaries_built"]
         both = [c.begin("summary.build", ns=derived, keys=keys(*range(self.blocks))) for c in (client, other)]
         statuses = [list(c.wait(msgid)["status"]) for c, msgid in zip((client, other), both)]
         self.assertTrue(set(sum(statuses, [])) <= {OK, EXISTS}, statuses)
-        self.assertEqual(client.metrics()["summary_builds"] - before, self.blocks)
+        self.assertEqual(client.metrics()["summaries_built"] - before, self.blocks)
         self.assertEqual(self.build(other, derived, range(self.blocks)), [EXISTS] * self.blocks)
         _, answer = self.sequence(other, derived, range(self.blocks), build=True)
         self.assertEqual((answer["summaries"], answer.get("built", 0)), (self.blocks, 0))
-        self.assertEqual(client.metrics()["summary_builds"] - before, self.blocks)
+        self.assertEqual(client.metrics()["summaries_built"] - before, self.blocks)
 
     def test_built_as_blocks_are_stored(self):
         client, ns = self.again()
@@ -90,9 +90,9 @@ class Summaries(Retrieval):
         client.close()  # nobody wants them any more
         self.until(lambda: worker.metrics()["connections"] == 1)
         region = Region(worker, worker.open(dict(IDENTITY, model=self.id())), IDENTITY, 1)
-        builds = worker.metrics()["summary_builds"]
+        builds = worker.metrics()["summaries_built"]
         self.assertEqual(region.dump(["later"], [0]), [OK])
-        self.assertEqual(worker.metrics()["summary_builds"], builds)
+        self.assertEqual(worker.metrics()["summaries_built"], builds)
 
     def test_what_can_not_be_built(self):
         client, ns, region, _ = self.stored(2)
@@ -104,9 +104,9 @@ class Summaries(Retrieval):
         by_hand, _ = self.again()
         self.refused(NOT_FOUND, by_hand.call, "summary.build", ns=derived, keys=keys(0))
         client.call("evict", ns=ns, keys=keys(0))
-        orphans = client.metrics()["summary_orphans"]
+        orphans = client.metrics()["summaries_orphaned"]
         self.assertEqual(self.build(client, derived, [0]), [EXISTS])
-        self.assertEqual(client.metrics()["summary_orphans"], orphans + 1)
+        self.assertEqual(client.metrics()["summaries_orphaned"], orphans + 1)
 
     def test_a_worker_dumps_them_itself(self):
         client, ns, _, kv = self.stored(4)
@@ -145,10 +145,10 @@ class Sequences(Retrieval):
         self.assertEqual(more, {"blocks": 13, "dram": 3, "summaries": 3, "built": 2, "status": bytes([IN_DRAM | HELD] * 3)})
         stats = client.metrics()
         self.assertEqual((stats["sequences"], stats["sequence_blocks"]), (1, 13))
-        self.assertGreater(stats["summary_held_bytes"], 0)
+        self.assertGreater(stats["summaries_held_bytes"], 0)
         client.call("sequence.close", sequence=sequence)
         stats = client.metrics()
-        self.assertEqual((stats["sequences"], stats["sequence_blocks"], stats["summary_held_bytes"]), (0, 0, 0))
+        self.assertEqual((stats["sequences"], stats["sequence_blocks"], stats["summaries_held_bytes"]), (0, 0, 0))
         for method in ("sequence.close", "sequence.append", "sequence.prefetch"):
             more = {"sequence.append": {"keys": keys(1)}, "sequence.prefetch": {"index": u32(0)}}.get(method, {})
             self.refused(NOT_FOUND, client.call, method, sequence=sequence, **more)
@@ -161,10 +161,10 @@ class Sequences(Retrieval):
         self.settled(client, derived)
         client.call("evict", ns=ns, tier=1)
         client.call("evict", ns=derived, tier=1)
-        builds = client.metrics()["summary_builds"]
+        builds = client.metrics()["summaries_built"]
         _, answer = self.sequence(client, derived, range(30), build=True)
         self.assertEqual(answer, {"blocks": 30, "nvme": 30, "summaries": 30, "status": bytes([ON_NVME | HELD] * 30)})
-        self.assertEqual(client.metrics()["summary_builds"], builds)
+        self.assertEqual(client.metrics()["summaries_built"], builds)
 
     def test_a_damaged_summary_is_built_again_or_missing(self):
         client, ns, _, kv = self.stored(6)
@@ -297,7 +297,7 @@ class Sequences(Retrieval):
         client.close()
         other, _ = self.again()
         self.until(lambda: other.metrics()["sequences"] == 0 and other.metrics()["requests_active"] == 0)
-        self.assertEqual(other.metrics()["summary_held_bytes"], 0)
+        self.assertEqual(other.metrics()["summaries_held_bytes"], 0)
 
     def test_bounds(self):
         client, ns, _, _ = self.stored(2)
@@ -326,13 +326,13 @@ class Sequences(Retrieval):
         derived = self.summaries(client, ns)
         sequence = client.call("sequence.open", ns=derived)["sequence"]
         answer = client.call("sequence.append", sequence=sequence, keys=keys(0) * 16384, build=True)
-        held = client.metrics()["summary_held_bytes"]
+        held = client.metrics()["summaries_held_bytes"]
         self.assertEqual((answer["dram"], answer["summaries"]), (16384, (16 << 20) * answer["summaries"] // held))
         self.assertLessEqual(held, 16 << 20)
         self.assertGreater(held, 15 << 20)
         self.assertEqual(self.select(client, sequence, self.query(), limit=100)["no_summary"], 16384 - answer["summaries"])
         client.call("sequence.close", sequence=sequence)
-        self.assertEqual(client.metrics()["summary_held_bytes"], 0)
+        self.assertEqual(client.metrics()["summaries_held_bytes"], 0)
 
 
 if __name__ == "__main__":

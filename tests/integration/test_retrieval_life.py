@@ -32,7 +32,7 @@ class Restart(OwnDaemons, Retrieval):
         self.until(lambda: client.hits(derived, *range(self.blocks)) == self.blocks)
         sequence, answer = self.sequence(client, derived, range(self.blocks), build=True)
         self.assertEqual((answer["summaries"], answer.get("built", 0)), (self.blocks, 0))
-        self.assertEqual(client.metrics()["summary_builds"], 0)
+        self.assertEqual(client.metrics()["summaries_built"], 0)
         self.assertEqual(lists_of(self.select(client, sequence, self.query(), min_blocks=8)), before)
         self.assertEqual(again.stop(), 0)
 
@@ -96,7 +96,7 @@ class Share(Retrieval):
         self.assertEqual(answer["status"], bytes([ON_SHARED | HELD] * 20 + [0] * 5))
         self.assertEqual((answer["shared"], answer["summaries"], answer.get("built", 0), answer["missing"]), (20, 20, 0, 5))
         self.assertEqual(lists_of(self.select(far, sequence, self.query(), min_blocks=5)), best)
-        self.assertEqual(far.metrics()["summary_builds"], 0)
+        self.assertEqual(far.metrics()["summaries_built"], 0)
         box = self.summaries(far, far_ns, "box")
         self.assertEqual(self.build(far, box, range(20)), [OK] * 20, "bases are read from the shared tier")
 

@@ -103,7 +103,7 @@ class Attended(Together):
         self.check(b, b.request("warm", tokens, outputs=5))
         self.assertEqual((b.loaded_tokens, self.counts(b).computed), (96, 0))
         after = self.stats()
-        self.assertEqual([after[n] - before[n] for n in ("summary_builds", "dump_bytes")], [0, 0])
+        self.assertEqual([after[n] - before[n] for n in ("summaries_built", "dump_bytes")], [0, 0])
 
 
 class Layouts(Together):

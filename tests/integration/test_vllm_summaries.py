@@ -90,14 +90,14 @@ class Stored(Summarised):
     def test_a_second_engine_computes_none(self):
         a, request = self.stored()
         self.all_found(a, request)
-        before = self.stats()["summary_builds"]
+        before = self.stats()["summaries_built"]
         self.assertGreaterEqual(before, WHOLE)
         b, again = self.stored("warm")
         self.assertEqual(b.loaded_tokens, WHOLE * BLOCK)
         self.assertEqual(self.found(b, again), WHOLE)
         with self.summaries(b).sequence(self.keys(again), build=True) as sequence:
             self.assertEqual(len(sequence), WHOLE)
-        self.assertEqual(self.stats()["summary_builds"], before)
+        self.assertEqual(self.stats()["summaries_built"], before)
 
     def test_other_summaries_and_none_do_not_meet(self):
         a, request = self.stored()
@@ -140,10 +140,10 @@ class Bfloat16(Summarised):
         for more in ({}, {"layout": "content"}, {"raw_first": 40}):
             with self.subTest(**more):
                 a, request = self.right(encoding="lossless", **more)
-                before = self.stats()["summary_builds"]
+                before = self.stats()["summaries_built"]
                 b, _ = self.stored("warm", encoding="lossless", salt=repr({"encoding": "lossless", **more}), **more)
                 self.assertEqual((b.loaded_tokens, self.found(b, request)), (WHOLE * BLOCK, WHOLE))
-                self.assertEqual(self.stats()["summary_builds"], before)
+                self.assertEqual(self.stats()["summaries_built"], before)
 
     def test_of_blocks_that_lossless_can_not_hold(self):
         for heads, ranks in ((range(model.KV_HEADS), 1), ((2, 3), 2)):
@@ -169,13 +169,13 @@ class Restarted(Summarised):
         self.assertEqual(self.daemon.stop(), 0)
         self.again()
         self.eventually(lambda: self.summaries(e) is not None and self.settled(e, request))
-        self.assertEqual(self.stats()["summary_builds"], 0)
+        self.assertEqual(self.stats()["summaries_built"], 0)
         later, _ = self.stored("later")
         self.assertEqual(later.loaded_tokens, WHOLE * BLOCK)
         self.all_found(later, request)
         with self.summaries(later).sequence(self.keys(request), build=True) as sequence:
             self.assertEqual(len(sequence), WHOLE)
-        self.assertEqual(self.stats()["summary_builds"], 0)
+        self.assertEqual(self.stats()["summaries_built"], 0)
 
     def settled(self, e, request):
         try:

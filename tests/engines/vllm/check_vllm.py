@@ -276,22 +276,22 @@ class RealVllm(unittest.TestCase):
         prompts = [prompt(130 + i, 700) for i in range(3)]
         for dtype, encoding in (("bfloat16", "lossless"), ("float32", "none")):
             with self.subTest(dtype):
-                before = self.metrics()["summary_builds"]
+                before = self.metrics()["summaries_built"]
                 a, b = self.engines(2, dtype=dtype, settings={"summaries": "mean", "encoding": encoding})
                 self.assertEqual(a.generate(prompts)[1], [0] * 3)
-                self.eventually(lambda: self.metrics()["summary_builds"] == before + 3 * 5)
+                self.eventually(lambda: self.metrics()["summaries_built"] == before + 3 * 5)
                 self.assertEqual(b.generate(prompts)[1], [640] * 3)
-                self.assertEqual(self.metrics()["summary_builds"], before + 3 * 5)
+                self.assertEqual(self.metrics()["summaries_built"], before + 3 * 5)
                 a.close()
                 b.close()
-        self.assertEqual(self.metrics()["summary_build_skipped"], 0)
+        self.assertEqual(self.metrics()["summaries_skipped"], 0)
         self.daemon.stop()
         self.daemon = Daemon(**options)
         later, = self.engines(settings={"summaries": "mean"})
         tokens, hits = later.generate(prompts)
         self.same(prompts, tokens)
         self.assertEqual(hits, [640] * 3)
-        self.assertEqual(self.metrics()["summary_builds"], 0)
+        self.assertEqual(self.metrics()["summaries_built"], 0)
 
     def share(self, prompts=None, cached=640, **more):
         a, b = self.engines(2, **more)

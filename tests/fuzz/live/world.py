@@ -20,7 +20,7 @@ from wire import HANDSHAKE, WAIT_S, Broken, Gone, Hung, Memory, Wire
 
 OK = 0
 NOTHING = 0x7ffffff0                     # a number that names nothing
-GAUGES = ("sequences", "sequence_blocks", "summary_held_bytes", "requests_active", "leases", "mapping_refs")
+GAUGES = ("sequences", "sequence_blocks", "summaries_held_bytes", "requests_active", "leases", "mapping_refs")
 
 
 class Peer:

@@ -65,7 +65,7 @@ static inline void close_all(void)
     cr_expect_eq(taken(LIMIT_MEMORY), 0u);
     cr_expect_eq(rig.metrics.sequences + rig.metrics.sequence_blocks, 0u);
     close_door();
-    cr_expect_eq(rig.metrics.summary_held_bytes, 0u);
+    cr_expect_eq(rig.metrics.summaries_held_bytes, 0u);
 }
 
 /* Blocks 1 to n of rig.one in DRAM, not held. */

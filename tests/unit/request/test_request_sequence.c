@@ -33,7 +33,7 @@ Test(summary_sequence, a_connection_ends_while_its_append_builds)
     hang_up();
     cr_expect(door.conn.freed);
     work();
-    cr_expect_eq(rig.metrics.summary_builds, 3u);
+    cr_expect_eq(rig.metrics.summaries_built, 3u);
 }
 
 Test(summary_sequence, a_connection_ends_while_a_thread_selects)

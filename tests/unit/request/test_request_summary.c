@@ -14,7 +14,7 @@ Test(summaries, a_build_outlives_its_connection)
     cr_expect_eq(requests_active(door.requests), 3u);
     fake_next(&rig.tier, 0);
     work();
-    cr_expect_eq(rig.metrics.summary_builds, 3u);
+    cr_expect_eq(rig.metrics.summaries_built, 3u);
     cr_expect_eq(requests_active(door.requests), 0u);
     cr_expect_neq(index_find(rig.index, derived, chain(3, 1).p), 0u);
 }
@@ -29,7 +29,7 @@ Test(summaries, a_base_that_can_not_be_read_has_none)
     fake_next(&rig.tier, -EIO);
     turns_pass();
     cr_expect(statuses(msgid, 1, UCM_BLOCK_FAILED));
-    cr_expect_eq(rig.metrics.summary_build_failed, 1u);
+    cr_expect_eq(rig.metrics.summaries_failed, 1u);
     cr_expect_eq(index_find(rig.index, derived, chain(1, 1).p), 0u);
     cr_expect_eq(index_find(rig.index, rig.one, chain(1, 1).p), 0u);
 }
@@ -66,7 +66,7 @@ Test(summaries, a_deadline_ends_the_waiting_not_the_build)
     }
     cr_expect(statuses(msgid, 1, UCM_BLOCK_CANCELLED));
     work();
-    cr_expect_eq(rig.metrics.summary_builds, 1u);
+    cr_expect_eq(rig.metrics.summaries_built, 1u);
     cr_expect(statuses(build(1, 1), 1, UCM_BLOCK_EXISTS));
 }
 
@@ -105,13 +105,13 @@ Test(summaries, what_is_stored_gets_one_while_somebody_wants_it)
     store_base(2);
     turns_pass();
     work();
-    cr_expect_eq(rig.metrics.summary_builds, 2u);
+    cr_expect_eq(rig.metrics.summaries_built, 2u);
     drop(store(rig.one, 3));
     hang_up(); /* it waited for an iteration of the event loop */
     turns_pass();
     work();
-    cr_expect_eq(rig.metrics.summary_builds, 2u);
-    cr_expect_eq(rig.metrics.summary_build_skipped, 1u);
+    cr_expect_eq(rig.metrics.summaries_built, 2u);
+    cr_expect_eq(rig.metrics.summaries_skipped, 1u);
     drop(store(rig.one, 4));
     turns_pass();
     cr_expect(list_empty(&pool.jobs));
@@ -125,8 +125,8 @@ Test(summaries, a_block_that_left_before_its_turn_is_passed_over)
     cr_expect_eq(cache_evict(rig.cache, find(rig.one, 1), CACHE_ALL), CACHE_EVICT_DONE);
     turns_pass();
     work();
-    cr_expect_eq(rig.metrics.summary_builds, 1u);
-    cr_expect_eq(rig.metrics.summary_build_skipped, 1u);
+    cr_expect_eq(rig.metrics.summaries_built, 1u);
+    cr_expect_eq(rig.metrics.summaries_skipped, 1u);
 }
 
 Test(summaries, a_draining_daemon_begins_none)
@@ -151,7 +151,7 @@ Test(summaries, builds_end_with_the_daemon)
     work();
     cr_expect_eq(requests_active(door.requests), 0u);
     cr_expect(statuses(msgid, 2, UCM_BLOCK_CANCELLED, UCM_BLOCK_CANCELLED));
-    cr_expect_eq(rig.metrics.summary_builds, 0u);
+    cr_expect_eq(rig.metrics.summaries_built, 0u);
     cr_expect_not(cache_found(rig.cache, index_find(rig.index, derived, chain(1, 1).p)));
 }
 
@@ -163,7 +163,7 @@ Test(summaries, a_build_that_reads_ends_with_the_daemon)
     fake_next(&rig.tier, 0);
     work();
     cr_expect_eq(requests_active(door.requests), 0u);
-    cr_expect_eq(rig.metrics.summary_builds, 0u);
+    cr_expect_eq(rig.metrics.summaries_built, 0u);
 }
 
 /* ---- sequences ---- */
@@ -233,7 +233,7 @@ Test(summary_tenants, take_turns_with_what_they_stored)
     cr_expect_eq(summaries_in_dram(our_summaries, 20), 2u);
     cr_expect_eq(summaries_in_dram(their_summaries, 2), 2u);
     work();
-    cr_expect_eq(rig.metrics.summary_builds, 22u);
+    cr_expect_eq(rig.metrics.summaries_built, 22u);
 }
 
 Test(summary_tenants, one_has_three_quarters_of_the_builds)
@@ -248,8 +248,8 @@ Test(summary_tenants, one_has_three_quarters_of_the_builds)
     turns_pass();
     cr_expect_eq(taken(LIMIT_BUILDS), most + 1);
     work();
-    cr_expect_eq(rig.metrics.summary_builds, most + 9);
-    cr_expect_eq(rig.metrics.summary_build_skipped, 0u);
+    cr_expect_eq(rig.metrics.summaries_built, most + 9);
+    cr_expect_eq(rig.metrics.summaries_skipped, 0u);
 }
 
 /* An append that builds waits for its tenant's places, and gets them. */
@@ -283,13 +283,13 @@ Test(summary_tenants, one_has_three_quarters_of_the_places_to_wait_in)
         drop(store(ours, 1));
         cr_assert_eq(cache_evict(rig.cache, find(ours, 1), CACHE_ALL), CACHE_EVICT_DONE);
     }
-    cr_expect_eq(rig.metrics.summary_build_skipped, 5u);
+    cr_expect_eq(rig.metrics.summaries_skipped, 5u);
     drop(store(theirs, 1));
-    cr_expect_eq(rig.metrics.summary_build_skipped, 5u);
+    cr_expect_eq(rig.metrics.summaries_skipped, 5u);
     for (int i = 0; i < 4; i++)
         turns_pass();
     work();
     cr_expect_eq(summaries_in_dram(their_summaries, 1), 1u);
-    cr_expect_eq(rig.metrics.summary_build_skipped, most + 5);
+    cr_expect_eq(rig.metrics.summaries_skipped, most + 5);
     cr_expect(list_empty(&retrieval_of(door.requests)->summaries.turns));
 }

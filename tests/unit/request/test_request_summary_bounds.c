@@ -214,5 +214,5 @@ Test(summaries_full, what_is_stored_does_not_go_for_its_own_summary)
                 fake_next(&rig.tier, 0);
         }
     }
-    cr_expect_gt(rig.metrics.summary_builds, 1u);
+    cr_expect_gt(rig.metrics.summaries_built, 1u);
 }

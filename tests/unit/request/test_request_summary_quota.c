@@ -91,7 +91,7 @@ Test(summary_quota, nobody_waits_when_nothing_is_under_way)
 Test(summary_quota, what_is_stored_goes_without_its_summary)
 {
     struct ns *theirs = space_of("other", "small", 1, 2048);
-    uint64_t skipped = rig.metrics.summary_build_skipped;
+    uint64_t skipped = rig.metrics.summaries_skipped;
 
     give_most(3 * SLOT);
     open_summaries(true);
@@ -101,8 +101,8 @@ Test(summary_quota, what_is_stored_goes_without_its_summary)
     work();
     turns_pass();
     work();
-    cr_expect_eq(rig.metrics.summary_build_skipped, skipped + 1);
-    cr_expect_eq(rig.metrics.summary_builds, 1u, "the other tenant's");
+    cr_expect_eq(rig.metrics.summaries_skipped, skipped + 1);
+    cr_expect_eq(rig.metrics.summaries_built, 1u, "the other tenant's");
     cr_expect_leq(rig.one->tenant->dram_bytes, 3 * SLOT);
     let_go(0);
     let_go(1);
@@ -120,5 +120,5 @@ Test(summary_shares, an_unreadable_summary_beyond_what_its_tenant_gets_is_missin
     fake_next(&rig.tier, -EBADMSG);
     turns_pass();
     cr_expect_eq(appended(asked).summaries, 0u);
-    cr_expect_eq(rig.metrics.summary_missing, 1u);
+    cr_expect_eq(rig.metrics.summaries_missing, 1u);
 }
