@@ -23,7 +23,7 @@ GROUPS = (
     ("NVMe", "", r"nvme_.*"),
     ("Encryption", "", r"encryption_.*"),
     ("Shared tier", "", r"shared_.*|blocks_shared"),
-    ("Retrieval", "", r"summary.*|sequence.*|select.*"),
+    ("Retrieval", "", r"summaries.*|sequence.*|select.*"),
     ("Shared mappings", "", r"mapping.*"),
     ("Lookup tables", "", r"lookup_table_.*"),
     ("Cache events", "", r"events_.*"),
