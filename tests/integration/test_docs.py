@@ -160,7 +160,7 @@ class Docs(unittest.TestCase):
         if not os.access(PROGRAMS[program], os.X_OK) and program == "ucmevents":
             return
         text, options = help_of(PROGRAMS[program]), [w for w in words if re.match(r"--\w", w)]
-        first = next((w for w in words if re.match(r"[a-z]+$", w)), None)
+        first = next((w for w in words if re.match(r"[a-z]+(-[a-z]+)*$", w)), None)
         if program != "ucmd" and first:
             if not re.search(rf"^  {first}\b", text, re.M):
                 yield f"{program} has no command {first}"
