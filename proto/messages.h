@@ -328,7 +328,7 @@ enum ucm_handle_kind {
  * layers: how many layers; 0: all from `layer` on.
  * priority: higher first.
  * timeout_ms: timeout, from when the daemon reads the request; 0: the daemon's default (30 s).
- * progress_interval: send `progress` after every `step` layers; 0: never.
+ * progress_interval: send `progress` after every so many layers; 0: never.
  * request: the engine's id of its request, for `trace`.
  * gpu_busy: the worker's GPU computes meanwhile: its copies leave gaps, for 0.3 s or until the
  *   region's next load or dump. */
