@@ -203,15 +203,14 @@ const struct config_key config_keys[] = {
              "lists its uid or its primary gid. A client that no tenant lists is a tenant by "
              "itself, named uid:N."},
     {KEY("tenant_settings", LIST, tenant_settings, ""), RANGE(0, 4096), .reloadable = true,
-     .help =
-         "What tenants are given: a list of \"NAME KEY=VALUE KEY=VALUE\". NAME is one of "
-         "tenants, or uid:N, or * for every tenant whose own entry does not set the key. The "
-         "keys are weight (its part of a busy device, against the weights of others), "
-         "namespaces (instead of limits.namespaces_per_tenant), and the sizes dram.min, "
-         "dram.max, nvme.min, nvme.max, shared.min and shared.max. Others "
-         "cannot evict what is guaranteed. A tenant gets at most the value of most; 0 is no bound. "
-         "Guarantees on NVMe are at most half of it. Garbage collection keeps both sizes on "
-         "each shared root. docs/configuration.md lists all settings."},
+     .help = "What tenants are given: a list of \"NAME KEY=VALUE KEY=VALUE\". NAME is one of "
+             "tenants, or uid:N, or * for every tenant whose own entry does not set the key. The "
+             "keys are weight (its part of a busy device, against the weights of others), "
+             "namespaces (instead of limits.namespaces_per_tenant), and the sizes dram.min, "
+             "dram.max, nvme.min, nvme.max, shared.min and shared.max. Others "
+             "cannot evict the min of a tenant, and a tenant gets at most its max; 0 is no bound. "
+             "The min of all tenants together is at most half of NVMe. Garbage collection keeps "
+             "both sizes on each shared root. docs/configuration.md lists all settings."},
     {KEY("admins", LIST, admins, ""), RANGE(0, 1024), .item_cb = item_admin, .reloadable = true,
      .help =
          "Operators, besides root and the daemon's own user: a list of uid:N and gid:N, where gid "

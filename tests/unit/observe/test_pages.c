@@ -57,7 +57,7 @@ Test(pages, ready_is_who_takes_requests)
     snapshot.n_reasons = 2;
     strcpy(snapshot.reason[1], "shared root /mnt/kv: down");
     IS(PAGE_READY, 50000, 200,
-       "degraded\ntier nvme: recovering, 1 of 4 segments\nshare /mnt/kv: down\n");
+       "degraded\ntier nvme: recovering, 1 of 4 segments\nshared root /mnt/kv: down\n");
     snapshot.shown.health = HEALTH_FAILING;
     snapshot.n_reasons = 0;
     IS(PAGE_READY, 50000, 503, "failing\n");
