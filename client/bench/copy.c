@@ -136,7 +136,8 @@ static int measure_alone(struct copy_bench *b)
     report_number(&b->report, "one DMA from the GPU", b->dma.from_gpu);
     report_number(&b->report, "DMA both ways", b->dma.both);
     if (!gpu_work_kernels(&b->work)) {
-        report_text(&b->report, "beside a worker", "not measured: built without CUDA's compiler");
+        report_text(&b->report, "alongside a worker",
+                    "not measured: built without CUDA's compiler");
         return 0;
     }
     if (gpu_busy_start(&b->work) < 0)

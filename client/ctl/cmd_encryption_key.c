@@ -138,7 +138,7 @@ static int rotate(const struct args *a)
     if (strcmp(before, seen.current) == 0) {
         fprintf(stderr,
                 "ucmctl: the last key of the source, %s, is the one that was current: add a line "
-                "behind it "
+                "after it "
                 "(openssl rand -hex 32), and again\n",
                 before);
         return CTL_ERROR;

@@ -250,7 +250,7 @@ static void record_write(struct trace_file *f, const msgpack_object *record)
     process = group_of(f, group);
     for (uint32_t i = 0; i < rows; i++) {
         snprintf(name, sizeof name,
-                 i == 0 ? "%s of part %" PRIu64 : "%s of part %" PRIu64 ", beside", method,
+                 i == 0 ? "%s of part %" PRIu64 : "%s of part %" PRIu64 ", alongside", method,
                  answer_u64(record, "part"));
         name_write(f, "thread_name", process, row + i, name);
     }

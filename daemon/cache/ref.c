@@ -422,7 +422,7 @@ static int make(struct cache *c, slot_ref slot, uint64_t at, const struct form *
         return refuse(c, "no slot", first, n);
     memory = arena_memory(c->arena, slot, &slot_bytes);
     if (at > slot_bytes || len > slot_bytes - at)
-        return refuse(c, "behind the slot", first, n);
+        return refuse(c, "past the slot", first, n);
     *out = (struct span){.form = form,
                          .slot = slot,
                          .first = first,

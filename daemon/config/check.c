@@ -207,7 +207,7 @@ static int check_tenants(const struct config *c, struct config_error *e)
             if (name_length(t->item[j]) == n && memcmp(t->item[i], t->item[j], (size_t)n) == 0)
                 return config_fail(c, e, "tenants",
                                    "tenants: \"%.*s\" is there twice; write all its members "
-                                   "behind one name",
+                                   "after one name",
                                    n, t->item[i]);
     }
     most = bytes / 6 + 1; /* " uid:N" is the shortest */

@@ -199,7 +199,7 @@ Test(names, a_file_that_is_written_again_may_be_interrupted)
         store();
         for (purges = 0; purges < 80 && purge(2) == 0; purges++)
             cr_assert_eq(hits(), 0u);
-        cr_assert_lt(purges, 80u, "%s: the file was not written anew", point[i]);
+        cr_assert_lt(purges, 80u, "%s: the file was not written again", point[i]);
         expect_killed();
         start_again(NULL);
         cr_expect_eq(hits(), BLOCKS, "%s", point[i]);

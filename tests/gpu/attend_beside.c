@@ -220,7 +220,7 @@ void test_beside_of(const struct attend_shape *shape, uint32_t tiles)
     answer_get(&b.p, &behind);
     read_pool(&b);
     answer_reference(&b.p, &want);
-    answer_compare(&b.p, &want, &behind, "behind the gather");
+    answer_compare(&b.p, &want, &behind, "after the gather");
     check(problem_flags(&b.p) == 0, "flags after the gather");
     made = captured(&b);
     must(cuGraphInstantiate(&graph, made, 0), "the graph");
@@ -234,7 +234,7 @@ void test_beside_of(const struct attend_shape *shape, uint32_t tiles)
             layer(&b, 1);
         gpu_sync();
         answer_get(&b.p, &got);
-        answer_same(&b.p, &behind, &got, "beside the gather");
+        answer_same(&b.p, &behind, &got, "alongside the gather");
         check(problem_flags(&b.p) == 0, "flags alongside the gather");
         gpu_get(&step, (CUdeviceptr)b.pool.step, sizeof(step));
         check(step.flags == 0 && step.misses == 0 && step.done == 0, "the gather has not ended");

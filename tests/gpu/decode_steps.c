@@ -162,8 +162,8 @@ static void check_aborted(struct scene *t)
         flags = scene_replay(t).flags;
         check(flags == 0, "%s: after a step that never ended, flags %u", t->spec.name, flags);
         flags = UCM_ATTEND_NO_PAGE;
-        scene_resident(t, "behind a step that never ended");
-        scene_compare(t, "behind a step that never ended");
+        scene_resident(t, "after a step that never ended");
+        scene_compare(t, "after a step that never ended");
     }
     gpu_free(keys);
 }

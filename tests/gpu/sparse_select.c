@@ -526,10 +526,10 @@ void test_graphs(void)
         random_inputs(&p);
         twin = p;
         answers_new(&twin);
-        check(ucm_cuda_select(other, &twin.layer, beside) == 0, "beside: %s", ucm_cuda_errmsg());
+        check(ucm_cuda_select(other, &twin.layer, beside) == 0, "alongside: %s", ucm_cuda_errmsg());
         must(cuGraphLaunch(exec, gpu_stream), "a graph");
         gpu_sync();
-        must(cuStreamSynchronize(beside), "the kernel beside");
+        must(cuStreamSynchronize(beside), "the kernel alongside");
         answers_compare(&p);
         answers_compare(&twin);
         answers_free(&twin);

@@ -115,7 +115,7 @@ class Deviations(unittest.TestCase):
         self.assertEqual(policy.choosing, [1])
         self.assertEqual(policy.choose(1, [1, 9, 3, 9, 0], 5), [1, 3])
         self.assertEqual(policy.choose(1, [2, 2, 2, 2, 2], 5), [0, 1], "of equals the earlier")
-        self.assertEqual(policy.choose(1, [1, 9, float("nan"), 9, 0], 5), [1, 2], "NaN is computed anew")
+        self.assertEqual(policy.choose(1, [1, 9, float("nan"), 9, 0], 5), [1, 2], "NaN is computed again")
         self.assertEqual(policy.choose(1, [], 0), [])
 
     def test_a_ratio_for_each_layer(self):
@@ -145,7 +145,7 @@ class Deviations(unittest.TestCase):
         policy = Asked(0.4)
         self.assertEqual(policy.choose([0.1, 0.9, 0.3, 0.9, 0]), [1, 3])
         self.assertEqual(policy.choose([0.2, 0.2, 0.2]), [0, 1], "of equals the earlier")
-        self.assertEqual(policy.choose([0, 0.9, float("nan")]), [1, 2], "NaN is computed anew")
+        self.assertEqual(policy.choose([0, 0.9, float("nan")]), [1, 2], "NaN is computed again")
         self.assertEqual(policy.choose([]), [])
         self.assertEqual([policy.layers(n) for n in (1, 30, 32)], [1, 20, 22])
 

@@ -164,7 +164,7 @@ static void beside_requests(uint32_t n)
         expect_loaded(result.result, MAX);
         ucm_task_free(task[i]);
     }
-    printf("beside %u loads of %u: %u loads of one, mean %.3f worst %.3f ms (alone %.3f), "
+    printf("alongside %u loads of %u: %u loads of one, mean %.3f worst %.3f ms (alone %.3f), "
            "%llu looks, %.2f s CPU\n",
            n, MAX, loads, sum / loads, worst, idle, (unsigned long long)(looks() - before),
            cpu_seconds() - cpu);

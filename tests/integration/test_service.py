@@ -202,7 +202,7 @@ class Service(unittest.TestCase):
         self.healthy()
         running = subprocess.run([UCMD, "--check", "--config", self.dir + "/ucmd.yaml", "--set",
                                   "socket=" + self.socket, *SMALL], capture_output=True, text=True, timeout=TIMEOUT_S)
-        self.assertEqual(running.returncode, 0, "beside the daemon that runs with it: " + running.stderr)
+        self.assertEqual(running.returncode, 0, "alongside the daemon that runs with it: " + running.stderr)
         daemon.terminate()
         daemon.wait(TIMEOUT_S)
         self.refused_alike(nvme.replace("4MiB", "8MiB"), 4, "set nvme.segment to that")

@@ -463,8 +463,8 @@ class Rules(unittest.TestCase):
 
     def test_what_is_refused_alongside(self):
         for sentence, more, change in (
-            ("beside encoding", {"encoding": "fp8"}, None), ("beside sparse", {"sparse": "auto"}, None), ("beside head_groups", {"head_groups": 2}, None),
-            ("beside summaries", {"summaries": "mean"}, None), ("beside layer_stores", {"layer_stores": 64}, None), ("beside gather_loads", {"gather_loads": True}, None),
+            ("alongside encoding", {"encoding": "fp8"}, None), ("alongside sparse", {"sparse": "auto"}, None), ("alongside head_groups", {"head_groups": 2}, None),
+            ("alongside summaries", {"summaries": "mean"}, None), ("alongside layer_stores", {"layer_stores": 64}, None), ("alongside gather_loads", {"gather_loads": True}, None),
             ("loads within the step", {"async_load": False}, None), ("MLA", {}, lambda c: setattr(c.model_config, "use_mla", True)),
             ("pipeline parallelism", {}, lambda c: setattr(c.parallel_config, "pipeline_parallel_size", 2)),
             ("a KV cache of fp8", {}, lambda c: setattr(c.cache_config, "cache_dtype", "fp8")),

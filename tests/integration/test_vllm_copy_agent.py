@@ -236,7 +236,7 @@ class CopyAgents(Case):
         finally:
             os.kill(pid, signal.SIGCONT)
         b.ranks[0].connector.start_load_kv = start
-        self.assertLess(time.monotonic() - began, 60, "the connection was not made anew")
+        self.assertLess(time.monotonic() - began, 60, "the connection was not made again")
         self.check(b)
         self.eventually(lambda: b.ranks[0].connector._worker.link.region is not None)
         self.assertEqual(self.fake.copy_agents, 2)

@@ -118,7 +118,7 @@ class Decisions(unittest.TestCase):
         for lost in ("aborted", "preempted", "aborted when it was known"):
             with self.subTest(lost):
                 self.assertEqual(self.loading(lost), [])
-                self.assertEqual(self.loading(lost, anew=True), [[2]], "it was computed anew")
+                self.assertEqual(self.loading(lost, anew=True), [[2]], "it was computed again")
 
     def test_a_lookup_of_which_the_lookup_table_says_that_nothing_is_there_is_told_and_not_awaited(self):
         half, told, asked, advice = self.half(), [], [], [None]

@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Asks vLLM about documents whose KV it has computed once.")
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--block-size", type=int, default=16, help="the server's")
-    parser.add_argument("--first", type=int, default=64, help="tokens of each document to compute anew")
+    parser.add_argument("--first", type=int, default=64, help="tokens of each document to compute again")
     parser.add_argument("--question", required=True)
     parser.add_argument("--answer-tokens", type=int, default=200)
     parser.add_argument("documents", nargs="+", help="files of text")

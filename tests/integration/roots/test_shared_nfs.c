@@ -153,7 +153,7 @@ NFS_CASE(what_servers_say_is_understood, nfs_rig_relay_begin, nfs_rig_relay_end)
     cr_assert_eq(ended_with(c, SHARED_WRITE, 2, CREATE, ERR_DQUOT), -ENOSPC);
     cr_assert_eq(ended_with(c, SHARED_WRITE, 2, WRITE, ERR_NOSPC), -ENOSPC);
     cr_assert_eq(contract_files(c->directory), files + 1, "made, though the server denied it");
-    cr_assert_eq(ended_with(c, SHARED_WRITE, 2, WRITE, ERR_JUKEBOX), 0, "begun anew");
+    cr_assert_eq(ended_with(c, SHARED_WRITE, 2, WRITE, ERR_JUKEBOX), 0, "begun again");
     cr_assert_eq(contract_files(c->directory), files + 2);
     cr_assert_eq(contract_read(c, 2, 5000), 0);
     cr_assert_eq(contract_do(c, SHARED_REMOVE, 2, NULL, 0), 0);

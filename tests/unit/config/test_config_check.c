@@ -168,7 +168,7 @@ Test(config_check, tenants_against_each_other)
     set("tenants=a uid:1,b uid:2 uid:1");
     check_refused("--set: tenants: uid:1 is in \"a\" and in \"b\"", "leave it in one");
     set("tenants=a gid:1,a-b gid:3,a uid:2");
-    check_refused("--set: tenants: \"a\" is there twice", "behind one name");
+    check_refused("--set: tenants: \"a\" is there twice", "after one name");
     set("tenants=a uid:5 uid:5");
     check_refused("--set: tenants: uid:5 is in \"a\" and in \"a\"", "leave it in one");
 }

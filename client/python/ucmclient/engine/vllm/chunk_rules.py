@@ -49,7 +49,7 @@ def _reasons(settings: Settings, config: Any, groups: Optional[Sequence[Any]]) -
         "head_groups": settings.head_groups > 0, "gather_loads": settings.gather_loads, "layer_stores": settings.layer_stores > 0,
     }
     for name in (name for name, used in beside.items() if used):
-        yield f"beside {name}", f'remove the setting "{name}"'
+        yield f"alongside {name}", f'remove the setting "{name}"'
 
 
 def chunk_settings(settings: Settings) -> Settings:
