@@ -170,7 +170,7 @@ Test(region, each_number_has_its_bounds)
         {&planes[3].stride, FRAGMENT - 1, "plane 3: stride 1023"},
         {&planes[3].stride, 0, "plane 3: stride 0"},
         {&planes[3].block_bytes, 0, "plane 3: block_bytes is 0"},
-        {&planes[3].block_bytes, 1ull << 32, "plane 3: fragment"},
+        {&planes[3].block_bytes, 1ull << 32, "plane 3: block_bytes"},
         {&planes[3].layer, 2, "plane 3 is of layer 2; the namespace has 2"},
         {&planes[3].layer, UINT64_MAX, "plane 3"},
         {&planes[3].layer, 0, "plane 3 is of layer 0"},
