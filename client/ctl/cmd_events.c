@@ -27,7 +27,7 @@ struct reader {
 
 static const char *status_name(uint64_t status)
 {
-    static const char *const names[] = {"evicted", "dram", "nvme", "shared"};
+    static const char *const names[] = {"none", "dram", "nvme", "shared"};
 
     return status < sizeof(names) / sizeof(names[0]) ? names[status] : "?";
 }

@@ -162,7 +162,7 @@ class Events(Case):
         shown = [json.loads(line) for line in run.stdout.splitlines()]
         self.assertEqual([(event["key"], event["is"]) for event in shown], [(keys("a").hex(), now) for now in (DRAM, NVME, MISS)])
         run = self.daemon.ctl(*words)
-        self.assertEqual(run.stdout.splitlines()[0], f"{self.begun + 1}  {ns}  {keys('a').hex()}  gone -> dram")
+        self.assertEqual(run.stdout.splitlines()[0], f"{self.begun + 1}  {ns}  {keys('a').hex()}  none -> dram")
 
 
 class Daemons(OwnDaemons, Case):

@@ -260,7 +260,7 @@ class Away(unittest.TestCase):
         """One that is restarted has retry_interval; after that nobody waits, until one answers."""
         now, missing = [100.0], UcmError(Status.NO_DAEMON, "none")
         with mock.patch("ucmclient.engine.vllm.link.Client"), mock.patch("ucmclient.engine.vllm.link.time.monotonic", lambda: now[0]):
-            link = Link(settings.Settings(retry_interval=1.0), SimpleNamespace(sections=None), "test")
+            link = Link(settings.Settings(retry_interval=1.0), SimpleNamespace(kv_tensors=None), "test")
             for after, error, away in ((0, missing, False), (0.5, missing, False), (0.5, missing, True), (9, UcmError(Status.BUSY, ""), True),
                                        (1, None, False), (9, UcmError(Status.DEADLINE, ""), False), (1, missing, False), (1, missing, True)):
                 now[0] += after
