@@ -97,7 +97,7 @@ class Events(Case):
         self.assertEqual(self.changes(4)[2:], [(keys("c"), MISS, DRAM), (keys("c"), DRAM, DRAM)])
         self.assertNotIn("tokens", self.read(4)[0], "nobody asked for them")
 
-    def test_metadata_goes_with_its_block(self):
+    def test_a_blocks_metadata_goes_with_it(self):
         client, ns, region = self.worker()
         before = client.metrics()["events_metadata"]
         client.call("events.metadata", ns=ns, keys=keys("a", "b"), tokens=tokens(1, 2))
