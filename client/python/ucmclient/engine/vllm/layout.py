@@ -308,9 +308,10 @@ def layout_of(
     kv_caches: Mapping[str, Any], blocks: int, apart: bool = False, heads: Optional[Heads] = None
 ) -> Layout:
     """Layers are in the mapping's order, which is the model's. Layers that share a tensor count as one. If all layers
-    of a block lie side by side, or layers differ in size, they form one layer. apart: they don't, because
-    they are loaded layer by layer, or summarised. heads: fragments are cut so that an encoding takes them, and the layout has kv_tensors. Name and sizes are then the
-    same as without, but for models with so many layers that all of a block are too much for one tensor."""
+    of a block lie side by side, or layers differ in size, they form one layer. apart: they don't, because they are
+    loaded layer by layer, or summarised. heads: fragments are cut so that an encoding takes them, and the layout has
+    kv_tensors. Name and sizes are then the same as without, but for models with so many layers that all of a block are
+    too much for one tensor."""
     layers: list[tuple[Fragment, ...]] = []
     descriptions: list[str] = []
     cells: list[_Cell] = []
