@@ -189,8 +189,8 @@ class Blocks(Case):
         client, ns, region = self.worker()
         region.dump("abcd", range(4))
 
-        def lease(*names, ms=(1 << 32) - 1, each=False):
-            return client.call("lookup", ns=ns, keys=keys(*names), lease_ms=ms, per_key=each)["lease"]
+        def lease(*names, ms=(1 << 32) - 1, per_key=False):
+            return client.call("lookup", ns=ns, keys=keys(*names), lease_ms=ms, per_key=per_key)["lease"]
 
         def held(name="a"):
             return client.call("inspect", ns=ns, key=keys(name))["leases"]
