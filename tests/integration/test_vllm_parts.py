@@ -284,7 +284,7 @@ class Moves(unittest.TestCase):
         class Silent:
             @property
             def region(self):
-                return None if asked else SimpleNamespace(dump=None, load=None, computes=lambda now: None)
+                return None if asked else SimpleNamespace(dump=None, load=None, gpu_busy=lambda now: None)
 
             def ask(self, call, keys, *_, **__):
                 asked.append(keys)
@@ -328,7 +328,7 @@ class Moves(unittest.TestCase):
                 self.closed = True
 
         class Link:
-            region = SimpleNamespace(dump=None, computes=lambda now: None)
+            region = SimpleNamespace(dump=None, gpu_busy=lambda now: None)
 
             def ask(self, call, keys, blocks, *, event, **__):
                 given.append((keys, event is not None))
@@ -375,7 +375,7 @@ class Moves(unittest.TestCase):
                 log.append("close")
 
         class Link:
-            region = SimpleNamespace(dump=None, computes=told.append)
+            region = SimpleNamespace(dump=None, gpu_busy=told.append)
 
             def ask(self, call, keys, blocks, *, request, plain, **__):
                 given.append((keys, blocks, request, plain))
@@ -407,7 +407,7 @@ class Moves(unittest.TestCase):
                           layout.layout_of({"0": view}, 8), name="test", part=0, writes=True, on_gpu=False,
                           event=lambda: SimpleNamespace(query=lambda: False))
         half.close()
-        half.link, half._events_refused = SimpleNamespace(region=SimpleNamespace(dump=None, computes=lambda now: None)), True
+        half.link, half._events_refused = SimpleNamespace(region=SimpleNamespace(dump=None, gpu_busy=lambda now: None)), True
         half.start_stores(Plan(stores=[Copy("a", b"a", [0])], ended={"a"}))
         until(lambda: half.finished() == ({"a"}, set()), "the store's end")
 

@@ -39,7 +39,7 @@ class WaitMode(enum.IntEnum):
     """What a lookup does where the shared tier may have what this host lacks (enum ucm_wait_mode)."""
 
     #: It waits.
-    OFF = 0
+    WAIT = 0
     #: It answers at once, and says whether the shared tier is being asked: the same lookup later finds what that has. Until then there
     #: is no lease.
     LATER = 1
