@@ -44,18 +44,18 @@ class Hangs(OwnDaemons, Case):
         self.assertEqual(region.dump(names, range(8), durability=1), [OK] * 8)
         return {name: region.bytes(block) for block, name in enumerate(names)}
 
-    def root(self, client):
+    def root_of(self, client):
         return client.call("stats")["shared_roots"][0]
 
     def well(self, client):
         """The first health check is over: if it hung, the root would just be down. How often something was late so far."""
 
         def idle():
-            root = self.root(client)
+            root = self.root_of(client)
             return (root["health"], root["in_flight"], root["queued"]) == ("up", 0, 0)
 
         self.until(idle, "a root that is well")
-        return self.root(client)["timeouts"]
+        return self.root_of(client)["timeouts"]
 
     def hung(self, client, region, before):
         """Operations that do not come back. `before`: what well() said."""
@@ -63,7 +63,7 @@ class Hangs(OwnDaemons, Case):
 
         def late():
             client.call("lookup", ns=self.ns, keys=keys("elsewhere"), shared=True)
-            return self.root(client)["timeouts"] > before + 1
+            return self.root_of(client)["timeouts"] > before + 1
 
         self.until(late, "the first deadlines")
         return bytes_of
@@ -79,7 +79,7 @@ class Hangs(OwnDaemons, Case):
     @contextlib.contextmanager
     def hanging(self, client):
         """Its process does not run."""
-        pid = self.root(client)["pid"]
+        pid = self.root_of(client)["pid"]
         os.kill(pid, signal.SIGSTOP)
         try:
             yield
@@ -115,7 +115,7 @@ class Hangs(OwnDaemons, Case):
         self.well(client)
         with self.hanging(client):
             bytes_of = self.dumped(region, 0)
-            self.until(lambda: self.root(client)["in_flight"] > 0, "a write")
+            self.until(lambda: self.root_of(client)["in_flight"] > 0, "a write")
             self.ends(daemon, bytes_of)
 
     def test_what_no_kill_ends_keeps_nobody_from_starting(self):
