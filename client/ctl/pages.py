@@ -206,7 +206,7 @@ def of_option(p, o):
 
 
 def of_words(p, c):
-    """Of words with alternatives the first word alone."""
+    """Only the first word of words with alternatives."""
     alternatives = [re.findall(r"[^ \[\]]+", words) for words in c.words.split(" | ")]
     if len(alternatives) > 1:
         return [Value(p, "|".join(words[0] for words in alternatives))]

@@ -1,7 +1,7 @@
 /* Deadlines: points in time behind one libuv timer, which runs only while any is armed. They lie in
  * a pairing heap whose links are part of them, so arming one needs no memory and can't fail.
  * Times are uv_now() milliseconds (monotonic: setting the clock changes nothing).
- * Callbacks run for some 1 ms in one go; those that are due then too wait 1 ms, so that others get
+ * Callbacks run for at most some 1 ms at once; the remaining ones wait 1 ms, so that others get
  * their turn.
  * Thread: the event loop only. */
 #ifndef UCMD_BASE_DEADLINE_H

@@ -19,9 +19,9 @@ struct layer_reads {
 };
 
 /* As cache_get, for a caller that wants only layers [first, first + n) of the part and has a
- * reference to its block until done_cb or cancel. Of a part on NVMe only, just these layers may be
- * read: then done_cb finds w->layers set, which is the caller's until layers_put. If w->layers is
- * NULL, the caller has a reference to the part. */
+ * reference to its block until done_cb or cancel. If the part is on NVMe only, just these layers
+ * may be read: then done_cb finds w->layers set, which is the caller's until layers_put. If
+ * w->layers is NULL, the caller has a reference to the part. */
 int layers_get(struct layer_reads *r, block_ref ref, uint32_t part, uint32_t first, uint32_t n,
                uint8_t priority, int node, struct cache_wait *w);
 void layers_put(struct cache_layers *s);

@@ -32,7 +32,7 @@ struct space_search {
     bool beside;                /* for a part that is moved: nothing else is begun for it */
     struct tenant *tenant;      /* that the slot is for; NULL: nobody */
     struct policy_group *only;  /* whose blocks alone may leave; NULL: all */
-    struct policy_group *group; /* at hand */
+    struct policy_group *group; /* the current one */
     bool unseen;                /* there are stuck blocks that the search has not looked at */
     uint64_t slot_bytes;
     int node;
@@ -40,7 +40,7 @@ struct space_search {
     uint64_t seen;    /* blocks */
     uint64_t blocker; /* owner of a slot that keeps a slab from being emptied */
     bool blocked;
-    unsigned owners; /* of the slab at hand, so far */
+    unsigned owners; /* of the current slab, so far */
 };
 
 /* ---- slots of the wanted size ---- */

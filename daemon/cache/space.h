@@ -24,7 +24,7 @@ struct cache_compact {
     uint64_t progress_ms; /* by uv_now: of the last part that moved */
     struct deadline alarm;
     uint64_t vain;     /* cache.releases when the last one was given up; */
-    uint64_t pause_ms; /* the last one in vain was followed by */
+    uint64_t pause_ms; /* after the last fruitless one */
     uint64_t again_ms; /* by uv_now: no other one earlier */
     uint32_t failed;   /* 1 + the one that was given up */
 };

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #define DURABLES_ITERATION (1u << 16) /* looked at in one iteration of the event loop */
-#define DURABLES_REFUSED 16u          /* of those, for which somebody looked for space in vain */
+#define DURABLES_REFUSED 16u          /* of those, for which a search found no space */
 
 /* The write that these waited for ended; empties the list. */
 static void durables_written(struct cache *c, struct list *waiters, int status);

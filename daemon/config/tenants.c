@@ -206,7 +206,7 @@ static uint64_t root_least(const struct config *c)
     uint32_t n = 0;
 
     if (config_roots(c, roots, &n, &e) != 0)
-        return UINT64_MAX; /* that is said elsewhere */
+        return UINT64_MAX; /* reported elsewhere */
     for (uint32_t i = 0; i < n; i++)
         if (roots[i].capacity_bytes > 0 && roots[i].capacity_bytes < least)
             least = roots[i].capacity_bytes;

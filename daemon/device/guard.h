@@ -13,8 +13,8 @@
 /* Once a device. Its descriptor, which the caller closes, or -errno where the kernel or a seccomp
  * filter has no userfaultfd for us: then holes are filled, as without guards. */
 int guard_open(void);
-/* From now on no page comes into being by touching this mapping of a memfd; until it is unmapped.
- * guard: from guard_open; -1: does nothing. 0 or -errno. */
+/* From now on, until it is unmapped, touching this mapping of a memfd allocates no page. guard:
+ * from guard_open; -1: does nothing. 0 or -errno. */
 int guard_add(int guard, void *p, size_t bytes);
 
 /* Runs copy_cb, which must hold nothing that it would have to give back. False: it touched a page

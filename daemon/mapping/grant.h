@@ -47,7 +47,7 @@ slot_ref grant_group_next(struct arena *a, struct arena_group *g, uint64_t bytes
  * slab with slots of that size. */
 struct grant_round {
     uint64_t slots; /* that there are, in use or not */
-    uint64_t looks; /* in a row that were in vain */
+    uint64_t looks; /* fruitless ones in a row */
     uint64_t vain;  /* the caller's own: when all were */
 };
 struct grant_round *grant_group_round(const struct arena *a, struct arena_group *g, uint64_t bytes);

@@ -21,7 +21,7 @@
 #define OWNERS_ALL 16384u
 #define EVICTIONS_TURN 256u
 
-/* Another number: what was in vain may not be any more. */
+/* Another number: a fruitless search may succeed now. */
 static uint64_t changes(const struct relocations *rs)
 {
     return rs->search.iterations + cache_releases(rs->cache);
@@ -74,7 +74,7 @@ static int evict_one(struct relocations *rs, struct arena_group *group, uint64_t
 
 struct owners {
     struct cache *cache;
-    uint32_t n, all; /* of the slab at hand; of all */
+    uint32_t n, all; /* of the current slab; of all */
     bool blocked;
 };
 

@@ -11,7 +11,7 @@
  *   summary_pool_submit.
  * - Between submit and done_cb the pool alone touches the job, but for summary_job_stop.
  * - The pool allocates nothing for a job, so its owner bounds how many there are.
- * Thread: the event loop, where nothing else is said. */
+ * Thread: the event loop, unless a comment says otherwise. */
 #ifndef UCMD_RETRIEVAL_POOL_H
 #define UCMD_RETRIEVAL_POOL_H
 

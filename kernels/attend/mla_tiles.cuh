@@ -6,7 +6,7 @@
  *   values    a warp has 64 of the 512 channels of all rows, for all tokens
  * So a tile is read from shared memory twice, once as keys and once as values.
  *
- * Tiles come to a ring as soon as its oldest are done with, so what is ahead is what the ring has beyond a step. Tile t is
+ * Tiles enter a ring once its oldest are consumed, so it prefetches as many tiles as it has beyond a step. Tile t is
  * brought by warp t % 8, which is one of the two that make its logits: if its block is on its way to an entry, that
  * warp waits for it when the step begins. Two rows lie in shared memory as they lie in a block, and the next two 16 bytes
  * further: a tile is eight copies, and in a matrix of every second row no bank is met twice. So a tile's tokens have in products the

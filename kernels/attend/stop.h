@@ -1,8 +1,9 @@
 /* Attention in rounds that ends when enough is covered: PSA's rule, an estimate, a certificate.
  *
- * The blocks of a list are attended in the order of their scores, `every` at a time. After each round the
- * *share* is what was attended, over that and what is left, where left is what the list still holds and what
- * lies *beyond* it: the sequence's blocks that are in no list. The rules differ in what they take these to weigh:
+ * The blocks of a list are attended in the order of their scores, `every` at a time. After each
+ * round the *share* is the attended weight divided by the attended weight and what is left. Left
+ * are the list's remaining blocks, and those *beyond* it: the sequence's blocks that are in no
+ * list. The rules differ in what they take these to weigh:
  * - psa: each as much as the lightest block of the list so far. It trusts the order: one light block that came
  *   early ends it, whatever is left. The window does not count as light; it is no choice.
  * - estimated: what its score says, of `stats` or of `tokens` with rest.

@@ -86,9 +86,8 @@ class Counts:
 
 @dataclass(eq=False)
 class Sequence:
-    """Of one request. number: for Entries. keys, rows: of its candidates from the first block on. kept: so many of its first
-    blocks are in the daemon, and stay there; asked: of so many it was asked whether it has them. referenced: of so many it was asked to have
-    them in the mapping. coming: what keep_beside() was told of the blocks after these, and update() has not seen yet; it asks nothing
+    """The state of one request. number: for Entries. keys, rows: of its candidates from the first block on. kept: how many of its first
+    blocks are in the daemon, and stay there; asked: how many the daemon was asked for. referenced: how many it was asked to have in the mapping. coming: what keep_beside() was told of the blocks after these, and update() has not seen yet; it asks nothing
     before `again`, `pause` after an answer that brought nothing. taken: entries that the last run of a step used for it."""
 
     name: str

@@ -1,6 +1,6 @@
 """Which weights an engine has, where one name may stand for others later.
 
-A name is told apart by its files' names, sizes and times, or by a hub's commit. An engine reads the files at one time and is asked for their identity at
+A name is identified by its files' names, sizes and times, or by a hub's commit. An engine reads the files at one time and is asked for their identity at
 another, so both looks are compared. If it is unknown which version was read there is a doubt, and an engine in doubt shares with no other.
 
 A file's times are by the clock of its file server. A file system of this host has this host's clock. A file server has its own, which may be wrong by

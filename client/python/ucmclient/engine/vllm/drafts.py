@@ -67,4 +67,4 @@ def check_drafts(config: Any, groups: Optional[Sequence[Any]], settings: Setting
             "a chain of MTP modules, each of which reads one token further ahead, is not supported: set num_speculative_tokens to 1"
         )
     if settings.layerwise:
-        raise Unsupported("layerwise: draft layers run when failed loads are told already: remove the setting layerwise")
+        raise Unsupported("layerwise: draft layers run after failed loads were reported: remove the setting layerwise")

@@ -1,8 +1,8 @@
 """Hands vLLM what becomes of this engine's blocks in ucmd, for its own publisher of KV events (take_events).
 
 A thread follows the daemon's events (docs/events.md) by a connection of its own, from a list of all blocks on. It remembers what it
-has told, and after a gap tells the difference: AllBlocksCleared would speak of the GPU's blocks, too. While nobody takes what it has
-it asks for no more; the daemon's ring then goes on without it.
+has told, and after a gap tells the difference: AllBlocksCleared would speak of the GPU's blocks, too. While its events are not taken
+it asks for no further ones; the daemon's ring continues meanwhile.
 """
 
 from __future__ import annotations
