@@ -47,7 +47,7 @@ class Import(unittest.TestCase):
 use_layerwise: true
 """)
         lines = [line for line in out.splitlines() if not line.strip().startswith("#") and line]
-        self.assertEqual(lines, ["arena:", "  size: 64GiB", "share:",
+        self.assertEqual(lines, ["arena:", "  size: 64GiB", "shared:",
                                  '  roots: ["DIRECTORY capacity=512GiB", "/tmp capacity=512GiB"]', "  threads: 256",
                                  "  timeout: 30000ms"])
         for number, name in ((2, "ucm_connector_name"), (4, "store_pipeline"), (11, "store_health.enabled"),
