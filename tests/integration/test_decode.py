@@ -374,7 +374,7 @@ class Served(unittest.TestCase):
         decoder.resolve(0, [(a, [[0, 1]]), (b, [[0]])])
         self.assertEqual(list(decoder.missing), [])
 
-    def test_pins(self):
+    def test_references(self):
         """What is copied within DRAM is waited for; what is read comes alongside the steps, some blocks in each."""
         asked, answers = [], []
 
@@ -388,24 +388,24 @@ class Served(unittest.TestCase):
         a = decoder.open("a")
         a.rows, a.kept, a.registered, decoder._mapping = list(range(800)), 800, mock.Mock(), mock.Mock(ref=ref)
         answers += [(500, 500, 0, ()), (800 - 500, 300, 0, ())]
-        decoder._pin(a)
+        decoder._ref(a)
         self.assertEqual((asked, a.referenced, a.below, len(decoder._places)), ([(0, 800, 7), (500, 300, 7)], 800, False, 800))
         decoder._places.clear()
         asked[:], a.referenced, answers[:] = [], 0, [(100, 0, 100, ()), (90, 0, 60, (2,))]
         with mock.patch("ucmclient.decode.supply._BESIDE_PAUSE", 0):
-            decoder._pin(a)
+            decoder._ref(a)
             self.assertEqual((asked, a.referenced, a.below), ([(0, 800, 7), (100, 256, 0)], 102, True), "up to the one that is missing")
             self.assertEqual(len(decoder._places), 100 + 89)
             answers[:] = [(256, 0, 200, (0,)), (256, 0, 40, ()), (186, 0, 0, ())]
             for end, below in ((358, True), (614, True), (800, False)):
-                decoder._pin(a)
+                decoder._ref(a)
                 self.assertEqual((a.referenced, a.below), (end, below))
             answers[:] = [(0, 0, 0, ())]
             a.referenced = 700
-            decoder._pin(a)
+            decoder._ref(a)
             self.assertEqual((a.referenced, a.below, asked[-1]), (800, False, (700, 100, 7)), "no room: a sequence that misses them asks again")
 
-    def test_pins_alongside_a_step(self):
+    def test_references_alongside_a_step(self):
         """Nothing is waited for longer than was said, nothing counts before the step is over, and in vain is asked less and less often."""
         asked, answers = [], []
 
@@ -442,9 +442,9 @@ class Served(unittest.TestCase):
             now.return_value, answers[:] = 10.8, [244]
             decoder.keep_beside(0.006)
             decoder.close("b")
-            decoder._pin_later()
+            decoder._ref_later()
             now.return_value = 11.2
-            decoder._repin()
+            decoder._ref_again()
             decoder._come()
             self.assertEqual((a.referenced, a.coming), (0, None), "what left the mapping meanwhile is asked for again")
             source.ns.client.connection_epoch += 1

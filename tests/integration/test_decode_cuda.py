@@ -110,7 +110,7 @@ class Checks(unittest.TestCase):
     def test_options(self):
         steps = self.steps(page_shape=sparse.Shape("bf16", TOKENS, HEADS, DIM, v_head_dim=DIM, v_offset=1 << 20))
         o = self.library.options
-        self.assertEqual((o.layers, o.q_heads, o.kv_heads, o.head_dim, o.tokens, o.entry, o.entries, o.lists, o.room, o.window, o.pool),
+        self.assertEqual((o.layers, o.q_heads, o.kv_heads, o.head_dim, o.tokens, o.entry, o.entries, o.lists, o.room, o.window, o.block_pool),
                          (3, 8, 2, DIM, TOKENS, native.HEAD, 50, 2, 20, 5, 0x10000))
         self.assertEqual((o.stored.v_offset, o.page.v_offset), (LAYER // 2, 1 << 20))
         self.assertEqual((steps.entries, steps.entry_bytes, steps.splits), (50, HEAD_ENTRY, 3))
@@ -463,7 +463,7 @@ class Decoders(unittest.TestCase):
             decoder.update()
         b.registered.append.assert_called_once()
         self.assertEqual([call.args[1:] for call in mapping.ref.call_args_list], [(0, 3), (0, 2)])
-        decoder._repin_at = time.monotonic()
+        decoder._ref_again_at = time.monotonic()
         decoder.update()
         self.assertEqual([call.args[1:] for call in mapping.ref.call_args_list[2:]], [(0, 3), (0, 2)], "it had left the mapping")
         b.forsake()
@@ -476,7 +476,7 @@ class Decoders(unittest.TestCase):
         decoder, _ = self.mapped()
         self.source.ns, self.steps.update_mapping = None, mock.Mock(side_effect=[2, UcmError(Status.DEVICE, "busy")])
         decoder.update()
-        self.assertGreater(decoder._repin_at, 0)
+        self.assertGreater(decoder._ref_again_at, 0)
         decoder.update()
         self.assertEqual(self.steps.update_mapping.call_count, 2)
 

@@ -169,7 +169,7 @@ class CopyAgents(Case):
 
     def test_on_does_not_start_without(self):
         self.fake.refuse(open=Status.NO_MEMORY)
-        with self.assertRaisesRegex(Unsupported, 'copy agent "on".*out of memory.*"auto"'):
+        with self.assertRaisesRegex(Unsupported, 'copy_agent "on".*out of memory.*"auto"'):
             self.engine(copy_agent="on")
         self.eventually(lambda: self.stats()["regions"] == 0)
 
@@ -180,7 +180,7 @@ class CopyAgents(Case):
             self.assertIn("/nonexistent.so", a.ranks[0].connector._worker.copy_agent.why)
             self.check(a, Request("without", prompt(308, 60)))
             self.assertTrue(self.loads(a, prompt(308, 60)))
-            with self.assertRaisesRegex(Unsupported, 'copy agent "on".*UCMCLIENT_CUDA_LIB.*/nonexistent.so'):
+            with self.assertRaisesRegex(Unsupported, 'copy_agent "on".*UCMCLIENT_CUDA_LIB.*/nonexistent.so'):
                 self.engine(copy_agent="on")
 
     def test_off(self):

@@ -330,9 +330,9 @@ class Moves(unittest.TestCase):
         class Link:
             region = SimpleNamespace(dump=None, gpu_busy=lambda now: None)
 
-            def ask(self, call, keys, blocks, *, event, **__):
-                given.append((keys, event is not None))
-                return Refused(event)
+            def ask(self, call, keys, blocks, *, cuda_event, **__):
+                given.append((keys, cuda_event is not None))
+                return Refused(cuda_event)
 
         half = WorkerHalf(settings.Settings(socket="/nonexistent", connect_timeout=0.1), None, layout.layout_of({"0": view}, 8),
                           name="test", part=0, writes=True, on_gpu=False, event=Event)
@@ -377,8 +377,8 @@ class Moves(unittest.TestCase):
         class Link:
             region = SimpleNamespace(dump=None, gpu_busy=told.append)
 
-            def ask(self, call, keys, blocks, *, request, plain, **__):
-                given.append((keys, blocks, request, plain))
+            def ask(self, call, keys, blocks, *, request, raw, **__):
+                given.append((keys, blocks, request, raw))
                 log.append("ask")
                 return Task()
 
@@ -438,7 +438,7 @@ class CopyAgents(unittest.TestCase):
         self.assertTrue(self.choice("on", fragment=1 << 20).used)
         missing = ucmclient.CopyAgentMissing("tried libucmclient_cuda.so.0: no such file")
         for more, words in (({"on_gpu": False}, "GPU"), ({"missing": missing}, "UCMCLIENT_CUDA_LIB")):
-            with self.subTest(more), self.assertRaisesRegex(identity.Unsupported, f'copy agent "on".*{words}.*"auto"'):
+            with self.subTest(more), self.assertRaisesRegex(identity.Unsupported, f'copy_agent "on".*{words}.*"auto"'):
                 self.choice("on", **more)
 
     def test_off(self):
