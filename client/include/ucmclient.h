@@ -244,9 +244,10 @@ enum ucm_memory_kind {
  * never uses; copies of other regions there may see the nonce.
  *
  * When: in ucm_region_register and ucm_ring_register; and after a reconnect, where regions are registered again, in any
- * function of the client. Each call with a nonce that returned 0 is followed by one with NULL before the registration or the
- * next one of this process ends, in reverse order, also when the connection breaks or time runs out. The last one
- * comes before ucm_region_unregister or ucm_close returns.
+ * function of the client. Each call with a nonce that returned 0 is followed by one with NULL, in
+ * reverse order, before this or the process's next registration ends. This holds also if the
+ * connection breaks or time runs out. The last one comes before ucm_region_unregister or ucm_close
+ * returns.
  * Thread: any that is in a function of the client, or a copy agent's; never two at once in a process. Call no function of
  * the client, and wait for no thread that does. Use a stream of its own that waits for no other
  * (cudaStreamNonBlocking): streams of the engine may wait for a load that waits for the registration. */
@@ -318,10 +319,10 @@ UCM_API int ucm_region_register(struct ucm_namespace *ns, const struct ucm_regio
  * -UCM_EDISCONNECTED, when the daemon closes the mapping by itself, this frees the handle and the
  * caller may free the memory. On any other error the handle stays; call again. Never connects. */
 UCM_API int ucm_region_unregister(struct ucm_region *region, int timeout_ms);
-/* From now on the region's loads and dumps tell the daemon that the worker's GPU computes meanwhile (not 0), or
- * that it does not (0, as at first). Alongside a GPU that computes they give way to the worker's own small copies,
- * and take at most copy.busy_max_percent percent of the bus. For an engine to call in every step: it stores a word and
- * sends nothing. Any thread. */
+/* From now on the region's loads and dumps tell the daemon whether the worker's GPU computes
+ * meanwhile (0: it does not; the default). Alongside a GPU that computes they give way to the
+ * worker's own small copies, and take at most copy.busy_max_percent percent of the bus. For an
+ * engine to call in every step: it stores a word and sends nothing. Any thread. */
 UCM_API void ucm_region_gpu_busy(struct ucm_region *region, int busy);
 
 /* Creates a memfd of `bytes` (at least 1), seals its size, maps it and makes all its pages: memory for a
@@ -438,8 +439,8 @@ UCM_API int ucm_lookup_table_open(struct ucm_namespace *ns, int timeout_ms);
 struct ucm_lookup_table_hits {
     uint32_t hits; /* keys that were found; without `found`, from the first key on without a gap */
     uint32_t in_dram, on_shared; /* of these: wholly in DRAM, and to be read from the shared tier */
-    /* Not 0: the table had every block that this host could find, so a miss is one for ucm_lookup_prefix, too, but for what
-     * only the shared tier knows. */
+    /* Not 0: the table had every block that this host could find. A miss is then a miss for
+     * ucm_lookup_prefix, too, except in the shared tier. */
     uint32_t complete;
     uint32_t shared_tier; /* not 0: there is one */
 };
@@ -585,8 +586,8 @@ struct ucm_result {
 UCM_API int ucm_task_check(struct ucm_task *task, struct ucm_result *out);
 /* The same, but waits until the task is done. -UCM_EDEADLINE after timeout_ms leaves the task as it
  * was. If several threads wait for one task, one gets the result and the others -UCM_ECONSUMED.
- * When earlier requests suggest an end within a millisecond, the wait spins around that time, for
- * at most 0.16 ms, because waking a thread takes as long as moving some MiB. */
+ * If earlier requests suggest an end within a millisecond, the wait spins around that time for at
+ * most 0.16 ms: waking a thread takes as long as moving some MiB. */
 UCM_API int ucm_task_wait(struct ucm_task *task, int timeout_ms, struct ucm_result *out);
 /* For a load with `progress_interval`: waits until the first `layers` of its layers have landed in all blocks,
  * or the task is done, so that the worker can use them while the rest is on its way. On 0, result
@@ -599,8 +600,8 @@ UCM_API int ucm_task_wait_layers(struct ucm_task *task, uint32_t layers, int tim
 /* Asks the daemon to stop the task. The task then becomes done, with what was moved until then. */
 UCM_API int ucm_task_cancel(struct ucm_task *task, int timeout_ms);
 /* Frees the task. Never blocks. If the task is not done, the library cancels it and drops its
- * answer, and the daemon may still write to a load's blocks, or read a dump's, for a while: before
- * you use these blocks for anything else, wait for the task instead. NULL is allowed. */
+ * answer. For a while the daemon may still write to a load's blocks, or read a dump's: before you
+ * use these blocks for anything else, wait for the task instead. NULL is allowed. */
 UCM_API void ucm_task_free(struct ucm_task *task);
 
 /* ---- keeping and dropping ---- */

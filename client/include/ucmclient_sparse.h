@@ -126,11 +126,11 @@ struct ucm_sequence;
  * as the sequence is used. part: whose KV, from 0. The daemon ends a sequence that no call has
  * named for lease_ms (0: its longest lease).
  *
- * The library keeps the sequence's keys. When the connection broke, or the sequence was not used
- * for too long, the next call that names the sequence opens it again and appends them. If fewer
- * blocks are found than before, that call returns -UCM_EDISCONNECTED, once, and the sequence goes
- * on with those: what was chosen from it may name blocks that it lost. Between a break and that
- * call nothing protects the blocks. 2^20 keys of 32 bytes take 32 MiB here. */
+ * The library keeps the sequence's keys. After a broken connection, or a long time without use, the
+ * next call that names the sequence opens it again and appends them. If fewer blocks are found than
+ * before, that call returns -UCM_EDISCONNECTED, once, and the sequence goes on with those: what was
+ * chosen from it may name blocks that it lost. Between a break and that call nothing protects the
+ * blocks. 2^20 keys of 32 bytes take 32 MiB here. */
 UCM_API int ucm_sequence_open(struct ucm_namespace *summaries, uint32_t part, uint32_t lease_ms,
                               int timeout_ms, struct ucm_sequence **out);
 /* Ends the sequence and frees the handle. Never blocks. Prefetches that still wait are cancelled.

@@ -25,7 +25,7 @@
 #define CLIENT_WHY_BYTES 480
 #define CLIENT_SETTLE_NS 1000000 /* from a look at a breaking link to the next */
 
-/* The link broke before the first byte of a request left, so the daemon knows nothing of it and the
+/* The link broke before the first byte of a request left: the daemon has not seen it, and the
  * caller sends it again on the next link. Never leaves the library. */
 #define CLIENT_AGAIN 1
 
@@ -360,7 +360,7 @@ struct ucm_client {
     struct client_spin spin[3]; /* of loads, of dumps, of gathers */
 };
 
-/* enter.c: every API function goes in by enter, which locks and counts the caller, and out by
+/* enter.c: every API function begins with enter, which locks and counts the caller, and ends with
  * leave, which passes the reader's role on, sends followups, unlocks and returns `status`. */
 int client_enter(struct ucm_client *c);
 int client_leave(struct ucm_client *c, int status);

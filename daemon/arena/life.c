@@ -60,8 +60,9 @@ static int touch_file(int fd, uint64_t offset, const char *p, uint64_t bytes)
     return 0;
 }
 
-/* Sets a policy for this thread. One for the memory would split the mapping at every slab, of
- * which a process may have some 65000, and need not hold for a file's memory (mbind(2)). */
+/* Sets a policy for this thread. One for the memory would split the mapping at every slab, and a
+ * process may have only some 65000 mappings. It also need not hold for a file's memory
+ * (mbind(2)). */
 static void slab_place(struct arena *a, uint32_t slab)
 {
     int rc = a->nodes > 0 ? a->config.numa->prefer(a->config.numa->node[slab % a->nodes]) : 0;

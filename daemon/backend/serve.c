@@ -1,6 +1,6 @@
-/* Requests in threads. Whichever has nothing else to do receives: where all are busy, the one that
- * ends its request finds the next one without a wakeup, and one that comes alone is received by the
- * thread that handles it. */
+/* Requests in threads. Whichever has nothing else to do receives: if all are busy, the next free
+ * one finds the next request without a wakeup; a single request is received by the thread that
+ * handles it. */
 #include "daemon/backend/ucmbackend.h"
 
 #include <errno.h>

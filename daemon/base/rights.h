@@ -1,7 +1,7 @@
 /* Descriptors that a peer sends (SCM_RIGHTS) and nobody has received yet. The kernel closes those
- * that a read has no room for, and those that lie in a socket when it is closed, in the thread that
- * does so; a peer can make their close() wait. Here one finds out first. No call waits, and none
- * closes a descriptor of a peer.
+ * that a read has no room for, and those in a socket that is closed, in the calling thread; a peer
+ * can make their close() wait. Here one finds out first. No call waits, and none closes a
+ * descriptor of a peer.
  *
  * Threads: any. */
 #ifndef UCMD_BASE_RIGHTS_H

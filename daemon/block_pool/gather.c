@@ -1,9 +1,9 @@
 /* gather: single layers of blocks into entries of a worker's block pool.
  *
  * The items of one block are the pieces of one item of the transfer: one read brings the part into
- * DRAM, or from the first to the last of the layers that they name, if that is little of it
- * (layers_get); and its pieces go in one batch. To a device a piece is a copy as any, of a
- * span of one layer, and the pool's planes are those of a part with one layer. */
+ * DRAM, or, if they name few layers, only those from the first to the last (layers_get); and its
+ * pieces go in one batch. For a device a piece is an ordinary copy of a span of one layer; the
+ * pool's planes are those of a part with one layer. */
 #include "daemon/block_pool/layers.h"
 #include "daemon/features.h"
 #include "daemon/request/copies.h"

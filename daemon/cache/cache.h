@@ -78,9 +78,9 @@ uint32_t cache_ns_unrecorded(const struct cache *c, uint64_t *bytes);
 
 /* ---- purges ---- */
 
-/* Removes a whole namespace. From begin on a later start does not find what was stored for it, its
- * files go from every root, and nothing of it is written until cache_purge_end. In between the
- * caller evicts its blocks. The caller owns the memory, zeroed and with done_cb set. */
+/* Removes a whole namespace. From begin on, no later start finds its blocks, and its files are
+ * removed from every root. Nothing of it is written until cache_purge_end. In between the caller
+ * evicts its blocks. The caller owns the memory, zeroed and with done_cb set. */
 struct cache_purge {
     void (*done_cb)(struct cache_purge *p, int status); /* 0: the purge is on stable storage */
     bool only_shared;  /* blocks on NVMe are only evicted: a later start may find them */

@@ -1,10 +1,9 @@
 /* Space in DRAM: which block leaves next, and when a whole slab changes its slot size.
  *
- * The policy orders the blocks; part.c says which of them may leave. A block that a search meets
- * and that may not leave goes into one of the policy's lists aside, and comes back when what kept
- * it there ends (cache_reconsider) or when it is used again. So a search looks at few blocks, and a
- * search that found nothing costs nothing until something was released. `arena_candidates` counts
- * the looks. */
+ * The policy orders the blocks; part.c says which of them may leave. A search sets aside a block
+ * that may not leave, in one of the policy's lists. The block comes back once it may leave
+ * (cache_reconsider), or is used again. So a search looks at few blocks, and a search that found
+ * nothing costs nothing until something was released. `arena_candidates` counts the looks. */
 #include "daemon/cache/extend.h"
 #include "daemon/cache/internal.h"
 

@@ -3,10 +3,10 @@
  * window of bytes at a time; tenants take turns by their weights, in bytes. A part that has left
  * DRAM before its turn is not read back, and not written.
  *
- * A namespace may be closed to writes for a while (its record is not on stable storage yet, or it
- * is purged, which may take as long as the shared tier does). Its blocks and durable parts are
- * stalled: they step aside, so that no other namespace waits for them. So do blocks for the shared
- * tier while the secret of their namespace is being read.
+ * A namespace may be closed to writes for a while: until its record is on stable storage, or during
+ * a purge, which may take as long as the shared tier. Its blocks and durable parts are stalled:
+ * they step aside, so that no other namespace waits for them. So do blocks for the shared tier
+ * while the secret of their namespace is being read.
  *
  * The shared tier gets a block's last part when it has all others: a host that finds the last part
  * may count on them. */

@@ -195,9 +195,9 @@ bool config_tenant_named(const char *text, size_t n);
 const char *config_cgroup(const char *text, size_t n, size_t *bytes);
 /* Whether any entry of nvme.paths exists. Then one that does not may be a disk that has died. */
 bool config_nvme_there(const struct config *c);
-/* Exchanges the values of reloadable keys that differ in c and `fresh`, so it can't fail half way,
- * and lists these and the others that differ, which need a restart. Keys that config_set set in c
- * stay as they are. */
+/* Exchanges the reloadable keys that differ in c and `fresh`, so it can't fail half way. Lists
+ * these, and the differing keys that need a restart. Keys that config_set set in c stay as they
+ * are. */
 void config_reload(struct config *c, struct config *fresh, struct config_changes *changes);
 /* Where a key's value comes from. */
 enum config_from { CONFIG_FROM_DEFAULT, CONFIG_FROM_FILE, CONFIG_FROM_ENV, CONFIG_FROM_SET };

@@ -1,7 +1,7 @@
-/* The driver gives a copy engine to one process's copies for about a millisecond before it looks at
- * another's, as long as the first one's queue is not empty: an engine's inputs, a few KiB, then
- * wait for that long in every step. So alongside a worker that computes the next launch comes when
- * the last one has ended. */
+/* While one process's queue of copies is not empty, the driver gives it a copy engine for about a
+ * millisecond before it looks at another's: an engine's inputs, a few KiB, then wait for that long
+ * in every step. So alongside a worker that computes the next launch comes when the last one has
+ * ended. */
 #include "daemon/cuda/gpu.h"
 
 #define BESIDE_HOLD_MS 300      /* a worker that decodes stores a block now and then */

@@ -11,8 +11,8 @@
 /* The engines leave the SMs and their path to memory alone, and an idle GPU may be busy a moment
  * later: the kernel must be faster by this. */
 #define KERNEL_GAIN_IDLE 1.15
-/* Alongside another process the kernel had 0.4 of its speed, in turns of about 2 ms, and takes as
- * much from the other as it lasts. */
+/* Alongside another process the kernel ran at 0.4 of its speed, in time slices of about 2 ms; the
+ * other process loses as much time as it takes. */
 #define KERNEL_SLOWER_BUSY 2.5
 #define KERNEL_GAIN_BUSY 3.0
 /* Times a large transfer's time: 1.1 alone, 2.5 and more alongside others. */

@@ -237,8 +237,9 @@ void gpu_beside_told(struct gpu *g, const struct device_job *job);
 void gpu_beside_forget(struct gpu *g, const struct device_region *region); /* it is closed */
 /* Once in each round of the thread: what the functions below go by. */
 void gpu_beside_look(struct gpu *g);
-/* May a launch begin? Alongside a worker that computes only when the one before has ended, so that
- * the engine turns to others, and loads not before the bus would be done at their share of it. */
+/* May a launch begin? While a worker computes, a launch waits until the one before has ended, so
+ * that the engine turns to others. Loads also wait until the bus would be done at their share of
+ * it. */
 bool gpu_beside_allows(const struct gpu *g, enum ucm_copy_direction direction);
 void gpu_beside_launched(struct gpu *g, enum ucm_copy_direction direction, uint64_t bytes);
 /* When what waits for its share of the bus may begin; 0: nothing waits for that. */

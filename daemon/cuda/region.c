@@ -172,9 +172,8 @@ int gpu_region_open(struct gpu *g, struct device_job *job)
  * altered one ends this process. So events come only from workers that could end it anyway.
  *
  * Each dump opens the event again, after the worker recorded it: a worker that destroys an event
- * and creates another may get the same handle bytes, and an old opening could be taken for the new
- * event.
- */
+ * and creates another may get the same handle bytes. An old opening could then be taken for the new
+ * event. */
 int gpu_event_open(struct gpu *g, struct device_job *job)
 {
     const struct gpu_region *mapping = job->region->mapping;

@@ -2,8 +2,8 @@
  * entry pays, and its way) share them.
  *
  * An entry carries pieces of several jobs where more wait than the ring has entries. All of them
- * are of one region, of the same planes and in the same form, so one order says it all, and the
- * copy agent knows nothing of jobs.
+ * have one region, the same planes and the same form, so one order describes them, and the copy
+ * agent needs no notion of jobs.
  * Threads: the GPU's. */
 #ifndef UCMD_CUDA_STAGING_ENTRY_H
 #define UCMD_CUDA_STAGING_ENTRY_H

@@ -146,7 +146,7 @@ int work_submit(struct device *d, struct device_job *job);
 void work_finish(struct work *w, struct device_job *job, int status);
 void work_finish_locked(struct work *w, struct device_job *job, int status);
 /* Any thread: a job will be done within about 0.1 ms. Waking a sleeping processor takes up to half
- * as long, so the event loop stays awake until a job is done and shortly after, at most 0.25 ms. */
+ * as long. So the event loop stays awake until a job is done and shortly after, at most 0.25 ms. */
 void work_soon(struct work *w);
 void work_wake(struct work *w); /* any thread: delivered_cb runs soon */
 void work_quit(struct work *w); /* sets quit and signals */

@@ -3,10 +3,10 @@
  * encoded parts are decoded into the base, by a build like any other: after it the block is there,
  * raw. If no build is possible, the block stays a miss, which is counted.
  *
- * The workers could dump the block again instead, if their scheduler told them to. That takes as
- * many messages as there are steps between a dump and its answer, keeps the pages of requests that
- * have ended, moves the bytes over the bus twice, and ends with a preemption. Here the bytes are at
- * hand, and what UNFIT knows, `lossless`, decodes to what was dumped. */
+ * The workers could dump the block again instead, if their scheduler told them to. That would take
+ * one message for each step between a dump and its answer, and keep the pages of ended requests. It
+ * would move the bytes over the bus twice, and end with a preemption. Here the bytes are at hand,
+ * and what UNFIT knows, `lossless`, decodes to what was dumped. */
 #include "daemon/features.h"
 #include "daemon/request/view.h"
 #include "daemon/retrieval/derived.h"

@@ -303,8 +303,8 @@ static void frame_missed(struct conn *c)
     bool was_excused = c->excused;
     struct ucm_error e;
 
-    /* The peer gets as long again if it is stopped, or if the daemon does not read from it, and
-     * once more after either has ended. */
+    /* A peer that is stopped, or that the daemon does not read from, gets as long again, and once
+     * more after that has ended. */
     c->excused = peer_stopped(c->peer.pid) || (c->greeted && conn_backed_up(c));
     if (c->excused || was_excused) {
         conn_frame_clock(c);

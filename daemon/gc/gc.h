@@ -1,11 +1,11 @@
 /* Keeps one shared root within its capacity. Every host that has the root runs this, at the same
  * time and without locks.
  *
- * A pass asks the server for its time, lists all buckets and adds up bytes by age. When the root
- * holds more than it may, the pass finds which files go to bring it to `low` percent (ages.h),
- * lists all buckets again and removes them. No pass relies on anything that an earlier one wrote: a
- * host that dies in a pass leaves nothing to repair. Hosts that run at once find the same files; a
- * file that another host removed counts as removed.
+ * A pass asks the server for its time, lists all buckets and adds up bytes by age. If the root has
+ * more than it may, the pass determines the files whose removal brings it to `low` percent
+ * (ages.h), lists all buckets again and removes them. No pass relies on anything that an earlier
+ * one wrote: a host that dies in a pass leaves nothing to repair. Hosts that run at once find the
+ * same files; a file that another host removed counts as removed.
  *
  * A block's highest part goes first, in a sweep before that of its other parts, because hosts look
  * for the highest part. The parts of one block have different times, so the others count as an

@@ -3,10 +3,9 @@
  *
  * A file's name has its namespace's fingerprint, but no tenant, and most hosts know few of the
  * namespaces on a root. So each host that writes parts of a namespace leaves a *tenant file* for it
- * on each root (notes.c), and before a pass the host that collects reads those of the namespaces
- * that it does not know yet. If it can't, the pass fails: it would take what is guaranteed for
- * anybody's. Quotas are the collecting host's settings, so hosts that share a root should have the
- * same.
+ * on each root (notes.c). Before a pass the collecting host reads those of namespaces that it does
+ * not know yet. If it can't, the pass fails: it would take what is guaranteed for anybody's. Quotas
+ * are the collecting host's settings, so hosts that share a root should have the same.
  *
  * Promises of a pass, for files of tenants that are known:
  * - for space of the root no file goes of a tenant that would hold less than it is guaranteed then,

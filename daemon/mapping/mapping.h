@@ -152,8 +152,7 @@ struct mapping_refs *refs_get(struct mapping *w, struct sequence *ch);
 /* Drops it if nothing is referenced and nobody works on it. */
 void refs_put(struct mapping_refs *p);
 /* The caller has one reference to the block's part. True: it is referenced now. False: it can't be
- * (evicted by name, in a slab that is wanted back, or its uid has referenced what it may), and the
- * reference has ended. */
+ * (evicted by name, in a revoked slab, or its uid is at its limit), and the reference has ended. */
 bool refs_add(struct mapping_refs *p, uint32_t block);
 /* Ends references of blocks from *at up to `end`, and looks at `*most` blocks at most, which falls.
  * True: *at is `end`. */

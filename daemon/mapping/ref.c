@@ -1,10 +1,10 @@
-/* mapping.ref and mapping.unref. A request walks its blocks with a cursor: one that lies in a
- * mapping slot of the tenant is referenced at once, any other waits until the cache has moved or
- * read it there. In a iteration of the event loop a reference begins a bounded number, and a
- * bounded number of its bytes are under way.
+/* mapping.ref and mapping.unref. A request walks its blocks with a cursor: one in a mapping slot of
+ * the tenant is referenced at once; any other waits until the cache has moved or read it there. In
+ * a iteration of the event loop a reference begins a bounded number, and a bounded number of its
+ * bytes are under way.
  *
- * When all have a place or can't get one, or the deadline is here, the answer lists the places, and
- * brings the descriptors of slabs that the mapping does not map yet. */
+ * Once all have a place or can't get one, or at the deadline, the answer lists the places. It
+ * brings the descriptors of slabs that the client does not map yet. */
 #include "daemon/mapping/mapping.h"
 
 #include "daemon/base/memfd.h"

@@ -203,9 +203,9 @@ void transfer_end(struct transfer *w, const void *result)
  * but then a client that wants one block waits for every read ahead of its own. So each read of a
  * small one narrows the queue: the next NARROW_READS reads of large transfers begin under a bound.
  * Tenants share these turns by their weights, and of a tenant's large transfers the more urgent
- * ones go first. The bound is low enough for a small read to take at most three times as long as on
- * an idle disk, and high enough to keep a disk busy with parts of 128 KiB and more. The tier does
- * the same with writes (tier_io.small). */
+ * ones go first. With this bound a small read takes at most three times as long as on an idle disk,
+ * and parts of 128 KiB and more still keep a disk busy. The tier does the same with writes
+ * (tier_io.small). */
 
 bool transfer_large(const struct transfer *w)
 {
@@ -320,8 +320,8 @@ int transfer_get(struct transfer *w, const struct transfer_item *it, int node)
     return rc;
 }
 
-/* FAILED says that a copy is gone: an item that could not begin has no room unless a copy of it was
- * at fault, and one whose read ended with an error has lost its copy unless there was no room. */
+/* FAILED says that a copy is gone: an item that could not begin has no room, unless its copy was at
+ * fault. One whose read failed has lost its copy, unless there was no room. */
 static void item_failed(struct transfer *w, uint32_t at, int rc, enum ucm_block_status otherwise)
 {
     transfer_status(w, at,
@@ -480,8 +480,8 @@ static bool item_awaits_read(struct transfer *w, const struct transfer_item *it)
 }
 
 /* Begins as many items as this iteration of the event loop and the window have room for. 0: nobody
- * has to wake the transfer, for it has begun them all, or has something under way, or is in a queue
- * for its next turn. Else what the next item waits for, as transfer_kind.begin says it. */
+ * has to wake the transfer: it has begun them all, has something under way, or is queued for its
+ * next turn. Else what the next item waits for, as transfer_kind.begin says it. */
 static int items_begin(struct transfer *w)
 {
     uint32_t items = PUMP_ITEMS, slots = PUMP_SLOTS, n = w->n_keys * w->parts;

@@ -1,5 +1,5 @@
-/* Builds: a part of a base block is read up if need be, a thread of the pool computes what is made
- * of it into a slot of the derived block, and the part is published.
+/* Builds: if need be a part of a base block is read first; a thread of the pool computes the
+ * derived part into its slot, and the part is published.
  *
  *   begun -> [waits for the base's read] -> in the pool -> published -> waiters get a reference
  *

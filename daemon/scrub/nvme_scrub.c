@@ -1,6 +1,5 @@
-/* The scrub: checks what lies in closed segments, slowly and after all other work, so that a block
- * that has gone bad is found before somebody needs it. One record at a time; what it should hold
- * the index says, not the record. */
+/* The scrub: checks closed segments, slowly and after all other work, so that a bad block is found
+ * before it is needed. One record at a time; what it should hold the index says, not the record. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"

@@ -7,8 +7,8 @@
  * done
  *
  * Reads wait by priority until their file's depth allows them; writes take what reads leave, but
- * each file may always have one under way. A disk makes a read wait for the writes that it has
- * already, so after a read of a small request its file has few writes under way for a while.
+ * each file may always have one under way. A disk makes a read wait for the writes that it already
+ * has. So after a small request's read, its file has few writes under way for a while.
  *
  * An operation is tried three times, the last time by the threads, in case the ring is at fault. */
 #ifndef UCMD_TIER_NVME_H

@@ -1,8 +1,8 @@
 /* Records that recovery has found, and its last step: parts that were found twice with one
  * sequence. One is the moved copy of the other. The run that moved it may have ended while it wrote
- * the copy, or while it wrote over the original, so either may be torn, and headers don't show
- * which. So the place that was taken over is read, and where its bytes are wrong or can't be read
- * the other one takes its place. */
+ * the copy, or over the original. So either may be torn, and headers don't show which. So the place
+ * that was taken over is read, and where its bytes are wrong or can't be read the other one takes
+ * its place. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/kill_point.h"

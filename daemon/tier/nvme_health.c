@@ -232,8 +232,8 @@ static void figures_update(struct tier *t)
 }
 
 /* A crash may have cut off a write that no checkpoint covers: wrong bytes there say nothing about
- * the disk. One of these writes may also have been the first of a segment's new opening, and have
- * overwritten records that the checkpoint lists for the old one. */
+ * the disk. One of these writes may also have been the first of a segment's new opening. It then
+ * overwrote records that the checkpoint lists for the old one. */
 static bool perhaps_torn(const struct tier *t, const struct segment *s, uint32_t record)
 {
     return s->sequence < t->recovery.before &&

@@ -1,11 +1,11 @@
-/* Parts that were read since they were written, and those that are guaranteed to stay, are moved
- * before their segment is reused, so that the log does not drop them with their neighbours. If at
- * most half of a segment is live, all its parts are moved: a start closes the segments that were
- * being filled, so that few parts, the newest, would occupy many segments.
+/* Parts that were read since they were written, and guaranteed parts, are moved before their
+ * segment is reused, so that the log does not drop them. If at most half of a segment is live, all
+ * its parts are moved: a start closes the segments that were being filled, so that few parts, the
+ * newest, would occupy many segments.
  *
  * When few segments are free, one is emptied ahead of need: a sparse one if there is any, else the
- * oldest of the least warm. Up to a percentage of its records, those that were read, and all that
- * are guaranteed, or all of a sparse one, are read, written to the head of the log, and synced;
+ * oldest of the least warm. Up to a percentage of its records (those that were read), all
+ * guaranteed ones, or all of a sparse segment are read, written to the head of the log, and synced;
  * then the rest is dropped. Until then the segment is held as if read and not reused, so a whole
  * copy lies on storage at every moment. Where the sync fails the segment is not reused at all.
  * Writes that need its space wait meanwhile. That wait is bounded: a move that finds no space, or

@@ -2,8 +2,8 @@
  *
  * A segment is FREE, then OPEN for records of one stride, then CLOSED, and FREE again when its last
  * live record is gone. A withheld one is not FREE for anybody. Every file has its own open segment
- * for each stride that is being written, so that writes, and later the reads of what was written
- * together, spread over the devices.
+ * for each stride that is being written. So writes, and later reads of blocks written together,
+ * spread over the devices.
  *
  * Promises:
  * - A record is handed out once a generation.

@@ -5,10 +5,10 @@
  * hash, and scaled up (SHARDS: Waldspurger, Park, Garthwaite, Ahmad, "Efficient MRC Construction
  * with SHARDS", USENIX FAST 2015).
  * One key in 16 is sampled at first, and fewer once the sample is full or takes more than 16,384
- * references a second. When that is over for a minute, a larger sample is begun alongside it, which
- * answers once it is as old as what it has to tell apart, at the latest after an hour (reuse.c,
- * struct growth). Keys further back than the largest size leave it. References of an hour ago count
- * half.
+ * references a second. Once that has been over for a minute, a larger sample begins alongside it.
+ * It takes over when it covers the longest distance in question, after an hour at the latest
+ * (reuse.c, struct growth). Keys further back than the largest size leave it. References of an hour
+ * ago count half.
  *
  * It models LRU, in which a looked-up key that is missing will be stored. The daemon's own policy
  * (docs/design/eviction.md) hits a little more often. `test_reuse -v` prints the error against an

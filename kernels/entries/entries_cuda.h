@@ -23,17 +23,18 @@
  * table in a later launch; or alongside the gather by a load of entry_of that acquires: the item is
  * written after a fence by each thread that copied.
  *
- * Windows. The host (or a DMA engine that the host starts) changes a place's bytes between making its sequence number odd, a
- * full fence after that, and making it even again, which is a release. The gather loads the sequence number with
- * ld.acquire.sys by one thread, and copies after a barrier with loads of scope system, which no cache of the GPU answers
- * from an earlier one. Each thread then has a fence.acq_rel.sys, which waits for its loads; after a barrier
- * one thread loads the sequence number again. If both match the announced number, no byte had
- * changed: a load of the next content was answered after the odd sequence number was there, so the
- * last load, issued after that answer, sees it too. This assumes that the host's memory is coherent
- * for the GPU's reads over the bus, that a read's answer is not older than a read whose answer came
- * before it was issued, and that the bytes that a DMA engine writes are not seen before what the
- * CPU had made visible before it started the engine. x86 and PCIe give all three; a bus with
- * relaxed ordering of reads does too, because the fence waits for the answers. */
+ * Windows. The host makes a place's sequence number odd, with a full fence, changes the bytes (or
+ * starts a DMA engine that does), and makes the number even again with a release. The gather loads
+ * the sequence number with ld.acquire.sys by one thread, and copies after a barrier with loads of
+ * scope system, which no cache of the GPU answers from an earlier one. Each thread then has a
+ * fence.acq_rel.sys, which waits for its loads; after a barrier one thread loads the sequence
+ * number again. If both match the announced number, no byte had changed: a load of the next content
+ * was answered after the odd sequence number was there, so the last load, issued after that answer,
+ * sees it too. This assumes that the host's memory is coherent for the GPU's reads over the bus. It
+ * also assumes that a read's answer is not older than an answer that came before the read was
+ * issued. Third, bytes that a DMA engine writes must not be seen before what the CPU had made
+ * visible before it started the engine. x86 and PCIe give all three; a bus with relaxed ordering of
+ * reads does too, because the fence waits for the answers. */
 #ifndef UCM_KERNELS_ENTRIES_CUDA_H
 #define UCM_KERNELS_ENTRIES_CUDA_H
 

@@ -5,8 +5,8 @@
  * Each slot of the tenant's slabs has a sequence number. An even one other than 0 names bytes that
  * do not change while it stands; an odd one says that they may change. The daemon makes it odd
  * before it lets anything write into the slot, and gives each value once. So a reader that finds
- * the sequence number of its place before and after it copied has the bytes of that place, whatever
- * the daemon did meanwhile; otherwise it has a miss.
+ * its place's sequence number before and after the copy has that place's bytes, whatever the daemon
+ * did meanwhile; otherwise it has a miss.
  *
  * Threads: the daemon's loop writes; readers anywhere. */
 #ifndef UCM_PROTO_MAPPING_H

@@ -170,9 +170,9 @@ void process_closing_free(struct shared_backend *b);
 
 /* ---- said.c ---- */
 
-/* For a process that starts: what it writes to *out, which is the caller's to close, gets into the
- * log, cut to PROCESS_LINE_BYTES and PROCESS_LINES, until nobody can write any more. 0 or -errno.
- * Any thread; waits for nobody. */
+/* For a process that starts: its writes to *out, which the caller closes, go to the log, cut to
+ * PROCESS_LINE_BYTES and PROCESS_LINES, until no writer is left. 0 or -errno. Any thread; waits for
+ * nobody. */
 int process_said_begin(struct shared_backend *b, int *out);
 
 /* ---- start.c ---- */
