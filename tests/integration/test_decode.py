@@ -279,7 +279,7 @@ class Entries:
 
 
 @dataclass
-class SimplePinned:
+class SimpleReferenced:
     places: list
     placed: int
     moved: int
@@ -382,7 +382,7 @@ class Served(unittest.TestCase):
             came, moved, read, missing = answers.pop(0)
             asked.append((first, n, priority))
             places = [None if i in missing else "place" for i in range(came)] + [None] * (n - came)
-            return SimplePinned(places, n - places.count(None), moved, read, len(missing))
+            return SimpleReferenced(places, n - places.count(None), moved, read, len(missing))
 
         decoder = Decoder(Source([OK]), SUMMARY, Choices.alike(sparse.TopK(), 1), Room(1, 800), Entries(), requests=1, layer_bytes=64)
         a = decoder.open("a")
@@ -412,7 +412,7 @@ class Served(unittest.TestCase):
         def ref(registered, first, n, *, priority, daemon_timeout, timeout):
             came = answers.pop(0)
             asked.append((first, n, round(daemon_timeout, 6)))
-            return SimplePinned(["place"] * came + [None] * (n - came), came, 0, 0, 0)
+            return SimpleReferenced(["place"] * came + [None] * (n - came), came, 0, 0, 0)
 
         source = Source([OK])
         decoder = Decoder(source, SUMMARY, Choices.alike(sparse.TopK(), 1), Room(1, 800), Entries(), requests=2, layer_bytes=64)

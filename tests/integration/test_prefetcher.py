@@ -53,12 +53,12 @@ class BlockSequence:
     def __len__(self):
         return 5
 
-    def prefetch(self, index, *, priority, deadline, timeout):
+    def prefetch(self, index, *, priority, daemon_timeout, timeout):
         if self.failure:
             raise self.failure
         self.sent.append(Task(self, len(index)))
         self.priorities.append(priority)
-        self.deadlines.append(deadline)
+        self.deadlines.append(daemon_timeout)
         return self.sent[-1]
 
 
@@ -109,7 +109,7 @@ class PrefetcherTest(unittest.TestCase):
         self.assertEqual(later.check().blocks, bytes([BlockResult.CANCELLED] * 3))
         self.assertEqual(f.stats().late, 1)
         self.refused(Status.INVALID, f.advance, 9)
-        self.assertEqual(f.submit(self.sequence, [0], batch=19, deadline=0.02).wait().missing, 1)
+        self.assertEqual(f.submit(self.sequence, [0], batch=19, daemon_timeout=0.02).wait().missing, 1)
         self.assertEqual(len(self.sequence.sent), 2)
 
     def test_a_batch_too_far_ahead_holds_nobody_up(self):
@@ -121,7 +121,7 @@ class PrefetcherTest(unittest.TestCase):
 
     def test_what_was_sent_expires_with_the_daemon_only(self):
         f, self.sequence.held = self.prefetcher(0, 1), True
-        sent, waits = f.submit(self.sequence, [0], deadline=0.01), f.submit(self.sequence, [0], batch=2, deadline=0.01)
+        sent, waits = f.submit(self.sequence, [0], daemon_timeout=0.01), f.submit(self.sequence, [0], batch=2, daemon_timeout=0.01)
         self.assertEqual(waits.wait().missing, 1)
         f.advance(9)
         self.assertEqual((sent.check(), f.stats().late, f.stats().pending), (None, 1, 1))
@@ -214,7 +214,7 @@ class PrefetcherTest(unittest.TestCase):
             draw = random.Random(seed)
             for i in range(300):
                 try:
-                    p = f.submit(self.sequence, range(1 + i % 3), place=draw.randrange(20), batch=draw.randrange(4), deadline=0.001 * draw.randrange(1, 30))
+                    p = f.submit(self.sequence, range(1 + i % 3), place=draw.randrange(20), batch=draw.randrange(4), daemon_timeout=0.001 * draw.randrange(1, 30))
                     draw.choice((p.cancel, p.check, lambda p=p: p.move(draw.randrange(20)), lambda p=p: p.wait(0.05)))()
                     p.close(used=1)
                 except UcmError as error:
