@@ -71,8 +71,7 @@ int memfd_grant(int own)
     return fd < 0 ? -errno : fd;
 }
 
-/* The kernel grants a write lease only if no other process has the file open (fcntl(2),
- * F_SETLEASE). */
+/* The kernel grants a write lease only to the file's sole opener (fcntl(2), F_SETLEASE). */
 int memfd_granted(int own)
 {
     if (fcntl(own, F_SETLEASE, F_WRLCK) < 0)

@@ -2,8 +2,7 @@
  *
  * A part is whole when some tier holds all its bytes. A block is complete when all its parts are.
  * - dump: pending_write_claim, the device copies into the slot, pending_write_done. The part is
- * published
- *   when every layer was claimed, copied and reported.
+ *   published when every layer was claimed, copied and reported.
  * - load: cache_get, the device copies out of the slot, cache_put. A part that lies on NVMe or on
  *   the shared tier is read once, however many ask for it, into the slot that they copy from.
  * - write-back: complete blocks go to NVMe and to the shared tier, in the order in which they

@@ -45,8 +45,7 @@ void cache_slot_return(struct cache *c, slot_ref slot);
  * - two ways: a MOVE (move.h) of a part in DRAM, and a read of any other into the slot;
  * - the slots: whose blocks may leave one for the part, and their leaving;
  * - a chore, woken when something is released, or evicted by name: the end of somebody else's
- * reference
- *   lets a MOVE exchange. */
+ *   reference lets a MOVE exchange. */
 
 /* False: somebody has claimed it. The caller holds the block until the claim ends. After a claim
  * that lasted longer than the call it calls cache_released. */

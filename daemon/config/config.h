@@ -171,8 +171,7 @@ int config_environment(struct config *c, char *const *environment, struct config
 const char *config_variable(const char *key, char buf[CONFIG_VARIABLE_BYTES]);
 /* What no key shows alone: sizes against each other and against this host, the socket's group,
  * directories that must exist and be writable, space on the file system. Changes nothing on disk. 0
- * or
- * -EINVAL with *e. */
+ * or -EINVAL with *e. */
 int config_check(const struct config *c, struct config_error *e);
 /* The part of config_check that asks nothing of this host: values against each other. For a reload,
  * which must not wait for a disk, and whose daemon holds the memory that a start asks for. */

@@ -6,8 +6,7 @@
  *   and BUSY_QUIET_NS after our last kernel. It may fall into a moment's pause of the others, so
  *   several clear probes in a row are needed before they count as gone.
  * - Our own copy kernels: two in a row that took much longer than due ran alongside others' (one
- * may
- *   be the host's fault). A kernel in time shows nothing.
+ *   may be the host's fault). A kernel in time shows nothing.
  * The driver's utilisation is no source: it is up to a second old and counts our own kernels.
  * Pure computation. Any thread. */
 #ifndef UCMD_CUDA_BUSY_H

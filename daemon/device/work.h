@@ -8,8 +8,7 @@
  *   tenants take turns, a tenant's own in their order.
  * - Pieces of a job cover each (item, plane) once.
  * - work_finish runs `done_cb` of its job once, on the event loop; a CLOSE reaches the threads only
- * after
- *   every copy of its region or staging ring.
+ *   after every copy of its region or staging ring.
  * Threads: a queue belongs to whichever thread holds its owner's lock. */
 #ifndef UCMD_DEVICE_WORK_H
 #define UCMD_DEVICE_WORK_H

@@ -8,8 +8,7 @@
  *   encrypts
  *   each number once.
  * - encryption_box_decrypt says 0 only for the bytes that encryption_box_encrypt was given, under
- * this key, context,
- *   number and associated data.
+ *   this key, context, number and associated data.
  *
  * Threads: any, one at a time for a box. */
 #ifndef UCMD_ENCRYPTION_BOX_H

@@ -25,8 +25,7 @@
 struct secrets;
 
 /* changed_cb: a secret has come, or another one. The directory is looked at soon. It is copied. 0
- * or
- * -ENOMEM. */
+ * or -ENOMEM. */
 int secrets_open(uv_loop_t *loop, const char *directory, uint64_t timeout_ms,
                  void (*changed_cb)(void *ctx), void *ctx, struct secrets **out);
 /* Calls back for what is under way, with -ECANCELED. Its handles end on the event loop.

@@ -3,8 +3,7 @@
  *
  * Promises:
  * - done_cb of a started operation runs once, on the event loop, never from inside start; not after
- * a
- *   successful cancel.
+ *   a successful cancel.
  * - A READ with 0 has delivered exactly the bytes written for this part: header, identity, length
  *   and checksum were compared; of an encrypted part the encryption header's, and the caller has
  *   the last word.

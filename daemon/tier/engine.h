@@ -3,9 +3,8 @@
  *
  * Promises:
  * - An operation that was started ends exactly once: `done_cb` runs on the event loop, never from
- * inside
- *   start. `result` is what preadv or pwritev would return, or -errno. The caller continues a short
- *   transfer.
+ *   inside start. `result` is what preadv or pwritev would return, or -errno. The caller continues
+ *   a short transfer.
  * - While operations are under way the event loop stays alive.
  * - A ring that can't go on ends what it holds with -EIO and says `failed` from then on. What the
  *   kernel already has still completes.

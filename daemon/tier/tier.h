@@ -10,9 +10,8 @@
  * - A refused operation never completes.
  * - While an operation is under way the tier keeps the event loop alive.
  * - What a tenant with keys (daemon/encryption) stores is encrypted. A read without the right key
- * fails
- *   with -ENOKEY, a write with the same from submit; the bytes stay on storage, and a start with
- *   the key finds them again.
+ *   fails with -ENOKEY, a write with the same from submit; the bytes stay on storage, and a start
+ *   with the key finds them again.
  * - The tier counts its own work in the nvme_* metrics; there are no others. It leaves
  *   nvme_write_refused and nvme_write_amplification to the cache and to the method stats.
  * - While operations are under way the watchdog counts on nvme_reads, nvme_writes,

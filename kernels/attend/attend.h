@@ -8,8 +8,8 @@
  * 1. For each token: logit = scale * dot(q, k), the dot product of 32 lanes that
  *    docs/design/retrieval.md defines. scale is the spec's, times k_scale, rounded once.
  * 2. For a tile: top is the largest logit, e = ucm_exp(logit - top) of each token, sum is the e in
- * dot
- *    order, and channel c of out is e * v[c] by fma from 0 on, token by token. ucm_exp(NaN) is 0, so a tile
+ * dot order, and channel c of out is e * v[c] by fma from 0 on, token by token. ucm_exp(NaN) is 0,
+ * so a tile
  *    whose logits are all -inf weighs nothing.
  * 3. A tile joins the list's result: top' is the larger of the two tops (the list's if they are equal),
  *    keep = ucm_exp(list's top - top'), more = ucm_exp(tile's top - top'); sum becomes fma(tile's sum,
