@@ -90,8 +90,8 @@ static const struct arg_option copy_options[] = {
 
 static const struct program_command commands[] = {
     {"replay", "", "Play a workload, check every loaded byte, count hits",
-     "Each request looks its prefix up with a lease, loads the hits into the blocks of a\n"
-     "region, checks them against the pattern that their keys name, and dumps the rest.\n"
+     "Each request looks its prefix up with a lease and loads the hits into the blocks of a\n"
+     "region. It checks them against the pattern that their keys name, and dumps the rest.\n"
      "Ends with one line of counts; the exit code is 4 when a loaded block differed.\n\n"
      "Examples:\n"
      "  ucm-bench replay --limit 500\n"
@@ -131,17 +131,17 @@ static const struct program_command commands[] = {
      "Example:\n  ucm-bench dump --total 128MiB\n", PROGRAM_OPTIONS(move_options), 0, 0,
      bench_dump},
     {"tier", "", "The NVMe tier against its disk: loads, prefetches, writes; needs no daemon",
-     "Starts daemons of its own in a directory on the disk. Their reads and writes, with\n"
-     "checksums, stand against a plain io_uring loop on the same disk at the same block size\n"
-     "and depth, in short slices by turns.\n\n"
+     "Starts daemons of its own in a directory on the disk. Compares their reads and writes,\n"
+     "with checksums, with a simple io_uring loop on the same disk. Both use the same block\n"
+     "size and depth, and take turns in short slices.\n\n"
      "Examples:\n"
      "  ucm-bench tier --dir /var/cache/ucmd\n"
      "  ucm-bench tier --json\n",
      PROGRAM_OPTIONS(tier_options), 0, 0, bench_tier},
     {"copy", "",
      "Loads and dumps of a GPU, by strategy and fragment size, idle and next to a worker",
-     "Starts a daemon for each strategy, in a temporary directory, and plays a worker whose\n"
-     "GPU does nothing, multiplies matrices without pause, or runs a chain of short\n"
+     "Starts a daemon for each strategy, in a temporary directory, and plays a worker. The\n"
+     "worker's GPU does nothing, multiplies matrices without pause, or runs a chain of short\n"
      "kernels. Baselines are one large DMA transfer, and the worker alone. Two GPUs are\n"
      "measured side by side where there are two. The last example plots what --json prints.\n"
      "The copy agent is libucmclient_cuda's; staged always has one.\n\n"

@@ -37,12 +37,12 @@ static const struct arg_option plan_options[] = {
 
 static const struct program_command commands[] = {
     {"doctor", "", "What slows the cache on this host, and whether it really works",
-     "Looks at limits, io_uring, NUMA, memory, huge pages, disks and GPUs, measures each\n"
-     "tier for a second, and sends 16 MiB through the daemon and back, as a worker would,\n"
-     "in host memory and on each GPU. Changes nothing: files that it writes have no name,\n"
-     "and its blocks are dropped. As root it sees most. Also without a daemon.\n\n"
+     "Looks at limits, io_uring, NUMA, memory, huge pages, disks and GPUs. Measures each\n"
+     "tier for a second. Sends 16 MiB through the daemon and back, as a worker would, in\n"
+     "host memory and on each GPU. Changes nothing: files that it writes have no name, and\n"
+     "its blocks are dropped. As root it sees most. Works without a daemon, too.\n\n"
      "The exit status is 0 when all is well, 4 when something is slow or missing, and 1\n"
-     "when something fails; what can't be tried here is no fault.\n\n"
+     "when something fails. What can't be tried here is no fault.\n\n"
      "Examples:\n"
      "  ucmctl doctor\n"
      "  ucmctl doctor --dir /var/lib/ucmd\n"
@@ -70,8 +70,8 @@ static const struct program_command commands[] = {
      "the namespaces. It counts live records, corrupt headers and corrupt payloads. After\n"
      "a kill, records that were being written may be corrupt; none of these had been\n"
      "acknowledged as durable.\n\n"
-     "Only --salvage writes. It drops what is corrupt, restores damaged segment headers\n"
-     "from the records after them, writes the list of namespaces again without damaged\n"
+     "Only --salvage writes. It drops what is corrupt, and restores damaged segment headers\n"
+     "from the records after them. It writes the list of namespaces again without damaged\n"
      "entries, and removes a checkpoint that names anything damaged. The exit status is for\n"
      "what it found; run it again to see that the damage is gone.\n\n"
      "Examples:\n"

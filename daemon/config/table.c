@@ -204,13 +204,13 @@ const struct config_key config_keys[] = {
              "itself, named uid:N."},
     {KEY("tenant_settings", LIST, tenant_settings, ""), RANGE(0, 4096), .reloadable = true,
      .help = "What tenants are given: a list of \"NAME KEY=VALUE KEY=VALUE\". NAME is one of "
-             "tenants, or uid:N, or * for every tenant whose own entry does not set the key. The "
-             "keys are weight (its part of a busy device, against the weights of others), "
-             "namespaces (instead of limits.namespaces_per_tenant), and the sizes dram.min, "
-             "dram.max, nvme.min, nvme.max, shared.min and shared.max. Others "
-             "cannot evict the min of a tenant, and a tenant gets at most its max; 0 is no bound. "
-             "The min of all tenants together is at most half of NVMe. Garbage collection keeps "
-             "both sizes on each shared root. docs/configuration.md lists all settings."},
+             "tenants, or uid:N, or * for every tenant whose own entry does not set the key. "
+             "weight is its part of a busy device, against the weights of others. namespaces "
+             "replaces limits.namespaces_per_tenant. The sizes are dram.min, dram.max, nvme.min, "
+             "nvme.max, shared.min and shared.max. Others cannot evict what a tenant has below its "
+             "min. A tenant gets at most its max; 0 is no bound. The min of all tenants together "
+             "is at most half of NVMe. Garbage collection keeps both sizes on each shared root. "
+             "docs/configuration.md lists all settings."},
     {KEY("admins", LIST, admins, ""), RANGE(0, 1024), .item_cb = item_admin, .reloadable = true,
      .help =
          "Operators, besides root and the daemon's own user: a list of uid:N and gid:N, where gid "
@@ -276,8 +276,8 @@ const struct config_key config_keys[] = {
      .help = "Directory on a tmpfs or hugetlbfs, best one of its own, that keeps DRAM over an "
              "orderly stop and start (docs/operations.md). \"\": DRAM ends with the daemon."},
     {KEY("arena.numa", ENUM, arena_numa, "auto"), .names = numa_names,
-     .help = "On a host with several NUMA nodes: auto spreads DRAM over them and puts a block on "
-             "the node of the GPU that asks for it, where there is space; off leaves placement to "
+     .help = "For hosts with several NUMA nodes. auto spreads DRAM over them, and puts a block on "
+             "the node of the GPU that asks for it, where there is space. off leaves placement to "
              "the kernel. auto does the same when the daemon was given a memory policy (numactl, "
              "NUMAPolicy=)."},
 
