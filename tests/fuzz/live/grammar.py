@@ -470,7 +470,7 @@ class Generator:
         sequence = self.filled_sequence(conn, mapping)
         n = self.likely(sequence)
         first = self.random.randrange(n)
-        self.add("pin", conn, mapping=mapping.name, sequence=of(sequence, "sequence"), first=first, n=self.random.randint(1, n - first))
+        self.add("ref", conn, mapping=mapping.name, sequence=of(sequence, "sequence"), first=first, n=self.random.randint(1, n - first))
         if self.chance(0.3):
             self.call(conn, "mapping.unref", mapping=of(mapping, "mapping"), sequence=of(sequence, "sequence"), first=0, n=n)
         if self.chance(0.2):

@@ -59,7 +59,7 @@ class Daemon:
             if self.options["encrypted"]:
                 file.write(f'encryption:\n  tenants: ["uid:{FIRST_UID} file:{self.key_file}"]\n')
                 if self.options["keep"]:
-                    file.write("  kept: true\n")
+                    file.write("  allow_persistent_arena: true\n")
         argv = [UCMD, "--config", config] + [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
         environment = dict(os.environ)
         environment["ASAN_OPTIONS"] = ("detect_leaks=1:abort_on_error=0:symbolize=1:log_path=" + os.path.join(self.directory, "san")

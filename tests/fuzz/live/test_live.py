@@ -52,7 +52,7 @@ def as_long(right, opened, look):
         generator.call(conn, "sequence.open", "sequence", 0, ns={"of": "summary", "field": "ns"}, part=0)
         generator.call(conn, "sequence.append", "append", 0, sequence={"of": "sequence", "field": "sequence"}, keys={"keys": [3, 4]})
         generator.add("mapping", conn, **{"as": "mapping"}, ns=one, part=0, label=label, layer_bytes=shape.raw, layers=1, exact=True)
-        generator.add("pin", conn, mapping="mapping", sequence={"of": "sequence", "field": "sequence"}, first=0, n=2)
+        generator.add("ref", conn, mapping="mapping", sequence={"of": "sequence", "field": "sequence"}, first=0, n=2)
     else:
         generator.add("region", conn, **region, **{"as": "from"}, ns=one, pool=look == "gather", form="raw", label=label)
         found = {"keys": [3, 4], "at": [2, 0], "more": {}} if look == "load" else {"source": {"keys": {"keys": [3, 4]}}, "items": [[0, 0, 2], [1, 0, 0]]}

@@ -67,7 +67,7 @@ def of(thing, field):
 
 
 OPS = {"connect": "hello", "region": "region.register", "unregister": "region.unregister", "dump": "dump", "load": "load", "gather": "gather",
-       "select": "select", "mapping": "mapping.open", "pin": "mapping.ref", "release": "mapping.release", "close": "mapping.close",
+       "select": "select", "mapping": "mapping.open", "ref": "mapping.ref", "release": "mapping.release", "close": "mapping.close",
        "cancel": "cancel", "rekey": "encryption_key.reload"}
 
 

@@ -443,7 +443,7 @@ class World:
                 peer.mappings[op["as"]] = mapping
         self.call(peer, "mapping.open", {"ns": self.value(op["ns"]), "part": op["part"]}, name=op["as"], check=check)
 
-    def do_pin(self, peer, op):
+    def do_ref(self, peer, op):
         mapping = peer.mappings.get(op["mapping"])
 
         def check(result, fds):
@@ -453,15 +453,15 @@ class World:
                 if slab in mapping.slabs:
                     mapping.slabs[slab].close()
                 mapping.slabs[slab] = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-            self.count("pinned")
+            self.count("referenced")
             self.mappings(peer)
             keys = self.sequences.get((peer, op["sequence"]["of"]), [])[op["first"]:]
             for key, place in zip(keys, struct.iter_unpack("<IIQ", result["places"])):
-                self.pinned(peer, mapping, key, *place)
+                self.referenced(peer, mapping, key, *place)
         self.call(peer, "mapping.ref", {"mapping": mapping.number if mapping else NOTHING, "sequence": self.value(op["sequence"]),
                                        "first": op["first"], "n": op["n"]}, check=check)
 
-    def pinned(self, peer, mapping, key, slab, slot, seq):
+    def referenced(self, peer, mapping, key, slab, slot, seq):
         """A worker's read: what it copied counts if the sequence number stands."""
         if slab not in mapping.slabs or not mapping.op["exact"]:
             return
