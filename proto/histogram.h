@@ -1,6 +1,6 @@
 /* Histograms of durations: their shape, on both sides of the wire, and counting.
  *
- * Buckets lie evenly on a logarithmic scale, four to each doubling, from 1 us to 67 s, so that a
+ * Buckets lie evenly on a logarithmic scale, four to each doubling, from 1 us to 67 s. So a
  * quantile is known to within an eighth. Each bound is a whole number of microseconds and belongs
  * to the bucket below it.
  * Threads: no state; one thread at a time may use a histogram. */

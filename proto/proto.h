@@ -1,9 +1,9 @@
 /* The wire, shared by both sides: frames, envelopes, messages. docs/protocol.md and docs/methods.md
  * describe it.
  *
- * Promise: no byte of a peer makes this module allocate more than 100 bytes for each value that
- * the frame really holds, read past it, or recurse without bound. A frame is walked once (depth,
- * element count, every length against what is left) before msgpack-c sees it.
+ * Promise: no byte of a peer makes this module read past the frame, recurse without bound, or
+ * allocate more than 100 bytes for each value in it. A frame is walked once (depth, element count,
+ * every length against what is left) before msgpack-c sees it.
  * Threads: no state of its own; any thread, one object at a time. Knows no other module. */
 #ifndef UCM_PROTO_PROTO_H
 #define UCM_PROTO_PROTO_H

@@ -134,8 +134,8 @@ static struct slab *first_of(const struct list *slabs)
     return !slabs->next || list_empty(slabs) ? NULL : LIST_ENTRY(slabs->next, struct slab, link);
 }
 
-/* A free slab of no node in particular comes first, then one of the node with most free slabs,
- * so that no node runs out before the others. */
+/* A free slab of no particular node comes first, then one of the node with most free slabs. So no
+ * node runs out before the others. */
 static struct slab *slab_anywhere(const struct arena *a, const struct list *partial)
 {
     struct slab *e = NULL;

@@ -1,8 +1,8 @@
 /* Reads some layers of a part from NVMe, for a request that wants only few of them.
  *
- * The layers come into a piece of a staging slot, which has the size of the part's own slots, so
- * that no slab changes its slot size. The part's state does not change: no lookup finds these bytes
- * in DRAM. If the tier can't deliver them for any reason, the part is read as by cache_get, which
+ * The layers come into a piece of a staging slot. It has the size of the part's own slots, so no
+ * slab changes its slot size. The part's state does not change: no lookup finds these bytes in
+ * DRAM. If the tier can't deliver them for any reason, the part is read as by cache_get, which
  * handles bad and missing copies.
  *
  * If requests come back for other layers of the part, DRAM serves them better. So the bytes read

@@ -18,8 +18,8 @@ struct layer_reads {
     uint16_t sums[1u << LAYER_SUM_BITS];
 };
 
-/* As cache_get, for a caller that wants only layers [first, first + n) of the part and has a
- * reference to its block until done_cb or cancel. If the part is on NVMe only, just these layers
+/* As cache_get, for only layers [first, first + n) of the part. The caller has a reference to its
+ * block until done_cb or cancel. If the part is on NVMe only, just these layers
  * may be read: then done_cb finds w->layers set, which is the caller's until layers_put. If
  * w->layers is NULL, the caller has a reference to the part. */
 int layers_get(struct layer_reads *r, block_ref ref, uint32_t part, uint32_t first, uint32_t n,

@@ -37,9 +37,9 @@ void cache_slot_return(struct cache *c, slot_ref slot);
 
 /* ---- moving parts ----
  *
- * A feature that wants parts in slots of its own choice decides which part goes into which slot,
- * for which caller, and when it gives up. The cache moves one part there, without knowing the
- * reason. It provides:
+ * A feature that wants parts in slots of its own choice decides about the part, the slot, the
+ * caller, and when to give up. The cache moves one part there, without knowing the reason. It
+ * provides:
  * - a claim of the part, one at a time: nothing else moves it, and a stop waits for the claim's
  *   end;
  * - two ways: a MOVE (move.h) of a part in DRAM, and a read of any other into the slot;

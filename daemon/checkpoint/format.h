@@ -28,7 +28,7 @@
  *   at 32    32 bytes: key
  *   at 64    32 bytes: fingerprint
  *
- * A span counts only if the segment's header has the same `sequence` and stride, and `from` is
+ * A span counts only if the segment's header has the same `sequence` and stride. `from` must be
  * where the segment's previous span ended (0 for the first). Records from `from` to before `to`
  * without an entry hold nothing. A reader must look at the records after a segment's last span. So
  * a checkpoint of any age leads to the same parts as none.

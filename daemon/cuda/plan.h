@@ -4,8 +4,8 @@
  * it with one command, at the bus's speed even for small rows. Layers of one allocation lie a fixed
  * distance apart, so a block is one extent; so are consecutive blocks in consecutive slots.
  *
- * Promise: extents cover exactly the bytes of the items and planes, each byte once, and none
- * crosses from one piece of memory to another (`memory` of planes and items). Any thread. */
+ * Promise: extents cover exactly the bytes of the items and planes, each byte once. None crosses
+ * from one piece of memory to another (`memory` of planes and items). Any thread. */
 #ifndef UCMD_CUDA_PLAN_H
 #define UCMD_CUDA_PLAN_H
 

@@ -352,9 +352,9 @@ static bool entry_joins(const struct gpu_staging_entry *entry, const struct devi
 }
 
 /* A ring has few entries. With one small request in each, a tenant moves less than its due, however
- * much of it waits. So while several use the bus, the tenant's requests after that in the ring's
- * last free entry share it with that one, rather than wait for another. next: after it in the
- * queue; bytes: of all in the entry. */
+ * much of it waits. So while several use the bus, the tenant's next requests share the ring's last
+ * free entry, rather than wait for another. next: after it in the queue; bytes: of all in the
+ * entry. */
 static void entry_fill_up(struct gpu *g, struct gpu_staging_entry *entry, struct device_job *next,
                           uint64_t bytes)
 {

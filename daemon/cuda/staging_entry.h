@@ -2,7 +2,7 @@
  * entry pays, and its way) share them.
  *
  * An entry carries pieces of several jobs where more wait than the ring has entries. All of them
- * have one region, the same planes and the same form, so one order describes them, and the copy
+ * have one region, the same planes and the same form. So one order describes them, and the copy
  * agent needs no notion of jobs.
  * Threads: the GPU's. */
 #ifndef UCMD_CUDA_STAGING_ENTRY_H

@@ -222,8 +222,8 @@ struct device_job {
  * there is layer 0. */
 void device_job_layers(struct device_job *job, uint32_t layer, uint32_t layers);
 /* Adds a copy between block `block` and the span, to items, where there are cap_items. 0; -EINVAL:
- * there is no such block, the span lacks the job's layers, its form does not fit the job, or the
- * job may not read (write) its bytes. Nobody else writes items. */
+ * no such block; or the span lacks the job's layers, has another form, or has bytes that the job
+ * may not read (write). Nobody else writes items. */
 int device_job_add(struct device_job *job, const struct span *span, uint32_t block);
 /* By the slots' addresses. */
 void device_job_sort(struct device_job *job);

@@ -1,6 +1,6 @@
 /* encoding.open: blocks of a base namespace in another form, under the same keys.
  *
- * An encoded namespace's identity is a function of the base's and of the encoding's spec, so
+ * An encoded namespace's identity is a function of the base's and of the encoding's spec. So
  * clients that open the same spec find the same blocks, and no others. Its geometry is that of the
  * encoded form: index, cache and tiers hold, move and check encoded bytes and know nothing of
  * encodings. Devices encode and decode (device_job.converts). */

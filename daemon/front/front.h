@@ -71,9 +71,9 @@ void conn_send(struct conn *c, struct proto_buf *b);
 /* The same for one frame that n descriptors go with, at most UCM_MAX_FRAME_FDS. They are the
  * front's from now on: it closes them once they are sent, or can't be. */
 void conn_send_fds(struct conn *c, struct proto_buf *b, const int *fds, uint32_t n);
-/* How many descriptors may be sent now. A peer that does not read keeps them open in the kernel,
- * where they count against the limits of the daemon, its uid and its tenant. It gets no further
- * ones until it has read all. */
+/* How many descriptors may be sent now. A peer that does not read keeps them open in the kernel.
+ * They count against the limits of the daemon, its uid and its tenant. It gets no further ones
+ * until it has read all. */
 uint32_t conn_fds_room(struct conn *c);
 /* The peer has said hello: from now on it may be silent between frames. */
 void conn_welcome(struct conn *c);

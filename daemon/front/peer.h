@@ -5,7 +5,7 @@
  * container whose root is the host's) it is an operator only if `container_admins` says so. A peer
  * whose place is unknown is not an operator.
  *
- * The tenant is that of the longest `cgroup:` member that the peer's cgroup lies in, or else of the
+ * The tenant is that of the longest `cgroup:` member that contains the peer's cgroup, else of the
  * first that lists its uid or primary gid: root in a container may take any uid, but can't leave
  * its cgroup. So where there are such members, a peer whose cgroup is not known is turned away.
  * Loop only. */

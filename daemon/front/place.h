@@ -5,7 +5,7 @@
  * later. If that is not certain, the answer is PLACE_UNKNOWN. Before Linux 6.5 (SO_PEERPIDFD) a
  * peer can end between connect and accept while its child keeps the connection open. If a process
  * of another place gets its pid then, the peer is taken for that process. The kernel assigns pids
- * in order, so that takes as many new processes as there are pids (4,194,304 under systemd) within
+ * in order. So that takes as many new processes as there are pids (4,194,304 under systemd), within
  * the milliseconds that a connection waits. A host that can't rule that out needs Linux 6.5, and no
  * uids in `admins` that containers share.
  * Thread: the event loop only. */

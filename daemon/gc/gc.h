@@ -3,7 +3,7 @@
  *
  * A pass asks the server for its time, lists all buckets and adds up bytes by age. If the root has
  * more than it may, the pass determines the files whose removal brings it to `low` percent
- * (ages.h), lists all buckets again and removes them. No pass relies on anything that an earlier
+ * (ages.h). It lists all buckets again and removes them. No pass relies on anything that an earlier
  * one wrote: a host that dies in a pass leaves nothing to repair. Hosts that run at once find the
  * same files; a file that another host removed counts as removed.
  *

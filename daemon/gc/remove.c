@@ -1,4 +1,4 @@
-/* Removals by key. The next file is determined once a root has room for it, so a request of many
+/* Removals by key. The next file is determined once a root has room for it. So a request of many
  * keys and parts takes only the memory of its keys. Each root goes through them on its own, highest
  * parts first: lookups ask for these, so without them the others are not read. Tenants take turns
  * at each root. */

@@ -49,11 +49,11 @@ int learner_back(struct learner *l, uint64_t hash, bool *late);
 
 /* ---- which blocks are worth writing to NVMe: one admission a namespace ----
  *
- * At first all are written. Once NVMe has dropped enough parts before the first use of their block,
- * the counts give the fraction of stored parts that are read there at that use. So many hits would
- * be lost if blocks were written only at their second use. Where that is under one hit in 128,
- * blocks are written only then: writing them earlier wears the disk and displaces better ones. One
- * stretch of blocks in 16 is written all the same, and shows when that changes. */
+ * At first all are written. Once NVMe has dropped enough parts before their block's first use, the
+ * counts give the fraction of stored parts that are read there at that use. So many hits would be
+ * lost if blocks were written only at their second use. Where that is under one hit in 128, blocks
+ * are written only then: writing them earlier wears the disk and displaces better ones. One stretch
+ * of blocks in 16 is written all the same, and shows when that changes. */
 
 /* All zero at first. What is older counts less. */
 struct admission {

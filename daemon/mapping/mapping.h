@@ -1,7 +1,7 @@
-/* Shared mappings: blocks that a connection's process reads by itself. Common to refs.c (which
- * blocks are kept in a mapping, and how many a uid may keep), budget.c (which tenant gives up
- * memory), mapping.c (what a connection maps), ref.c (bringing blocks there) and feature.c (the
- * interface, and the end of mappings): each calls those before it.
+/* Shared mappings: blocks that a connection's process reads by itself. Common to five files, of
+ * which each calls those before it: refs.c (which blocks are kept in a mapping, and how many for a
+ * uid), budget.c (which tenant gives up memory), mapping.c (what a connection maps), ref.c
+ * (bringing blocks there) and feature.c (the interface, and the end of mappings).
  *
  * A shared mapping is of one part of one namespace. Its slabs belong to the tenant: two connections
  * of a tenant read the same slots. The arena counts the memory granted to each tenant. This module

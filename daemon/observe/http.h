@@ -4,9 +4,9 @@
  * One thread does all of it, by libmicrohttpd. It reads what the event loop published and never
  * waits for the event loop; the event loop never waits for it. A connection carries one request.
  *
- * A page that tells of a publication older than HTTP_FRESH_MS asks the event loop for a new one,
- * and is answered when it comes, or after as long again from what there is: a stuck loop delays no
- * answer further.
+ * If the publication is older than HTTP_FRESH_MS, a page asks the event loop for a new one. It is
+ * answered when that comes, or after as long again from the old one: a stuck loop delays no answer
+ * further.
  *
  * Bounds, so that clients of any kind cost nobody else anything:
  * - HTTP_CONNECTIONS on each socket. At the bound a new one takes the place of the oldest that has

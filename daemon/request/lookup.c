@@ -1,7 +1,7 @@
 /* lookup: which keys are found, and where; with a lease on what was found.
  *
- * A lease's blocks stay in some tier until the client releases them (by name, or with the load that
- * uses them), the lease expires, or the connection closes. */
+ * A lease's blocks stay in some tier until the client releases it (by name, or with its load), it
+ * expires, or the connection closes. */
 #include "daemon/observe/tenants.h"
 #include "daemon/request/view.h"
 #include "proto/histogram.h"

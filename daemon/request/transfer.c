@@ -203,8 +203,8 @@ void transfer_end(struct transfer *w, const void *result)
  * but then a client that wants one block waits for every read ahead of its own. So each read of a
  * small one narrows the queue: the next NARROW_READS reads of large transfers begin under a bound.
  * Tenants share these turns by their weights, and of a tenant's large transfers the more urgent
- * ones go first. With this bound a small read takes at most three times as long as on an idle disk,
- * and parts of 128 KiB and more still keep a disk busy. The tier does the same with writes
+ * ones go first. With this bound a small read takes at most three times as long as on an idle disk.
+ * Parts of 128 KiB and more still keep a disk busy. The tier does the same with writes
  * (tier_io.small). */
 
 bool transfer_large(const struct transfer *w)

@@ -1,5 +1,5 @@
 /* summary.open: namespaces of summaries. A summary namespace's identity is a function of the base's
- * and of the summaries' spec, so a client that opens the same spec again finds the same blocks. */
+ * and of the summaries' spec. So a client that opens the same spec again finds the same blocks. */
 #include "daemon/retrieval/summary.h"
 #include "daemon/index/ns_form.h"
 #include "daemon/request/view.h"

@@ -8,10 +8,9 @@
  *
  * With `per_key` every key is asked for, LOOKUP_WAVE at a time.
  *
- * A key's block may lack parts: a root lost a file, or a store evicts objects one by one. Where
- * every key is asked for, and in the wave that asks for all that are left of a chain, a root that
- * has the highest part is asked for the others, too. A block that is not there costs one question
- * all the same. */
+ * A key's block may lack parts: a root lost a file, or a store evicts objects one by one. If every
+ * key is asked for, and in the wave that asks for the rest of a chain, a root with the highest part
+ * is asked for the others, too. A block that is not there costs one question all the same. */
 #include "daemon/shared/shared_internal.h"
 
 #include <errno.h>

@@ -28,8 +28,8 @@
 #define NVME_READS_QUEUED_MAX 65536u
 /* Reads under way at a file while several tenants read: what is under way is in nobody's order, so
  * a tenant that comes waits for it. So many bytes, but NVME_FAIR_READS at least: with a quarter of
- * it a virtual disk lost half of its speed and more, as each read waits for an iteration of the
- * event loop, too. It holds for NVME_FAIR_WINDOW bytes of one tenant alone. */
+ * it a virtual disk lost at least half of its speed, as each read also waits for an iteration of
+ * the event loop. It holds for NVME_FAIR_WINDOW bytes of one tenant alone. */
 #define NVME_FAIR_BYTES (4u << 20)
 #define NVME_FAIR_READS 4u
 #define NVME_FAIR_WINDOW (1ull << 30)

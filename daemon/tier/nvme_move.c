@@ -1,6 +1,6 @@
 /* Parts that were read since they were written, and guaranteed parts, are moved before their
- * segment is reused, so that the log does not drop them. If at most half of a segment is live, all
- * its parts are moved: a start closes the segments that were being filled, so that few parts, the
+ * segment is reused. So the log does not drop them. If at most half of a segment is live, all its
+ * parts are moved: a start closes the segments that were being filled, so that few parts, the
  * newest, would occupy many segments.
  *
  * When few segments are free, one is emptied ahead of need: a sparse one if there is any, else the
