@@ -212,8 +212,9 @@ class Json(unittest.TestCase):
     """Every command that the daemon here lets run gives one document, and nothing else on standard output."""
 
     # Words that a command wants. The others run without, but for those that never end or want more than a daemon.
-    WORDS = {"ls": ["1"], "inspect": ["1", "KEY"], "evict": ["1", "KEY"], "pin": ["1", "KEY"], "unpin": ["1"], "purge": ["1", "--yes"],
-             "format": ["FILE"], "plan": ["CONFIG"], "doctor": ["--quick"], "verify": [], "shared": [], "top": ["--interval", "0.2"]}
+    WORDS = {"namespace": [], "tenant": [], "ls": ["1"], "inspect": ["1", "KEY"], "evict": ["1", "KEY"], "pin": ["1", "KEY"], "unpin": ["1"],
+             "purge": ["1", "--yes"], "format": ["FILE"], "plan": ["CONFIG"], "doctor": ["--quick"], "verify": [], "shared": [],
+             "top": ["--interval", "0.2"]}
 
     def test_every_command(self):
         daemon = Daemon()
