@@ -26,8 +26,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* What is bounded: its name in sentences, what sets how much there is, and a tenant's setting that
- * bounds it, too (config/tenants.h). */
+/* Bounded resources: the name in messages, what sets the total, and a tenant's setting that bounds
+ * it, too (config/tenants.h). */
 #define LIMITS(X)                                                                                  \
     X(CONNECTIONS, "connections", "limits.connections", "connections")                             \
     X(SILENT, "connections that have not said hello", "a quarter of limits.connections", NULL)     \

@@ -52,7 +52,7 @@ void cache_sample(struct cache *c, const struct tenant *t, struct tenant_cursor 
 static bool look_cb(struct cache_sample *s, const struct ns *ns, block_ref ref)
 {
     const struct block *b = index_block(s->cache->config.index, ref);
-    /* What is worth least is lowest. */
+    /* The least valuable is the lowest. */
     unsigned worth = block_complete(b, ns) ? 1 + policy_heat(b) : 0;
 
     if (b->flags & BLOCK_QUEUED || !cache_may_drop(s->cache, ref))

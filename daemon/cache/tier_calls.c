@@ -104,7 +104,7 @@ void cache_restore_end(struct cache *c)
     cache_released(c);
 }
 
-/* What was dumped or found on NVMe since the start counts more. */
+/* Blocks dumped or found on NVMe since the start take precedence. */
 static bool restored_wanted(const struct block *b, const struct cache_restored *r)
 {
     const struct part *p = &b->part[r->part];

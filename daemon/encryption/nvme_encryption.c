@@ -201,7 +201,7 @@ static uint64_t fragment_bytes(const struct nvme_record_header *h)
     return h->layer_bytes > 0 ? h->layer_bytes : h->payload_bytes;
 }
 
-/* What is moved lies in memory of its own, and is encrypted where it lies. */
+/* A moved part has memory of its own, and is encrypted in place. */
 static int write_encryption(struct tier_io *io, struct nvme_encrypted *x)
 {
     uint64_t bytes = fragment_bytes(&x->header);

@@ -297,7 +297,7 @@ void conn_start(struct conn *c)
     conn_interest(c);
 }
 
-/* What was due did not come, all that has come being handled. */
+/* The peer's bytes are overdue, and all that came has been handled. */
 static void frame_missed(struct conn *c)
 {
     bool was_excused = c->excused;

@@ -1,6 +1,6 @@
-/* What is learnt of traffic: how long a block is worth keeping after its last use, which blocks
- * come back, and which are worth writing to NVMe. The eviction policy and the cache ask; all of it
- * only advises them. docs/design/eviction.md has what it gains.
+/* Learns from traffic: how long a block is worth keeping after its last use, which blocks come
+ * back, and which are worth writing to NVMe. The eviction policy and the cache ask; all of it only
+ * advises them. docs/design/eviction.md has what it gains.
  *
  * Memory: some 500 KiB, whatever DRAM's size, and the ghosts. Thread: the event loop only. */
 #ifndef UCMD_LEARN_LEARN_H

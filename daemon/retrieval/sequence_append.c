@@ -1,6 +1,6 @@
 /* sequence.append: finds the blocks of keys up to the first that is not there, leases them, and
- * holds their summaries. What has to be read or built is a transfer; the rest of a long append
- * waits for iterations of the event loop. */
+ * holds their summaries. Blocks that have to be read or built form a transfer; the rest of a long
+ * append waits for iterations of the event loop. */
 #include "daemon/retrieval/summary_transfer.h"
 
 #include <string.h>

@@ -73,7 +73,7 @@ static void published_remove(struct summaries *ds, struct derived_tenant *tenant
     space_unref(p->space); /* the tenant may go */
 }
 
-/* What is stored in an encoded base's own base is found in the encoded one, too. NULL: there is
+/* Blocks stored in an encoded base's own base are found in the encoded one, too. NULL: there is
  * none. */
 static const struct ns *raw_base(const struct derived_space *space)
 {

@@ -111,7 +111,7 @@ static void load_free(struct snapshot_load *l)
     free(l);
 }
 
-/* What was not reached stays known for the snapshot that this run writes. */
+/* Parts that were not reached stay known for the snapshot that this run writes. */
 static void load_end(struct snapshot_load *l)
 {
     struct snapshot *s = l->of;

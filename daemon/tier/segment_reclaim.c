@@ -49,7 +49,7 @@ static bool segment_sparse(const struct segment *s)
     return 2 * (uint64_t)s->live <= s->records;
 }
 
-/* What is live in it fits to where its stride is being written. */
+/* Its live parts fit where its stride is being written. */
 static bool segment_fits_open(const struct segment_table *t, const struct segment *s)
 {
     for (uint32_t i = 0; i < t->files; i++) {
