@@ -285,7 +285,7 @@ class Plan(unittest.TestCase):
             hits = sum(d <= need["tokens"] for d in distances) / sum(d < math.inf for d in distances)
             self.assertAlmostEqual(100 * hits, need["percent"], delta=2)
         text = self.plan(self.config, "--dram", "1GiB", "--trace", path).stdout
-        self.assertIn(f"The trace: {trace['lookups']} lookups of {asked} blocks, {trace['tokens']} tokens in all.", text)
+        self.assertIn(f"The trace: {trace['lookups']} lookups of {asked} blocks, {trace['tokens']} tokens in different blocks.", text)
         self.assertIn("50 % of these hits: ", text)
 
     def test_trace_mistakes(self):
