@@ -27,11 +27,11 @@
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, keys, OPT, 0, UCM_KEYS_BYTES)
 
-/* Method evict. Drops blocks from one tier or from all; from the shared tier for all hosts, also
- * blocks that this host does not know, and until their files are gone from every writable root.
- * Pinned blocks and blocks in use count as busy; with `tier` 0 no later request finds one in use,
- * and it goes with its last reference. A part that is being dumped stays, unless its block has a
- * published part.
+/* Method evict. Drops blocks from one tier, or from all. From the shared tier it drops them for all
+ * hosts, also blocks that this host does not know, and answers when their files are gone from every
+ * writable root. Pinned blocks stay, and count as busy. So do blocks that are leased, read or
+ * written, with one exception: with `tier` 0 no later request finds them, and they go with their
+ * last reference or lease. A block of which no part is published yet stays, and its dump goes on.
  * Callers: the namespace's tenant.
  * Errors: IO: blocks are gone from this host, but some files may be left; CANCELLED, DEADLINE,
  *   SHUTDOWN: it was stopped, and may have dropped some.
@@ -448,10 +448,11 @@ enum ucm_trace_op {
  * node, uint: the kernel's number.
  * total_bytes, used_bytes, uint: DRAM of the arena there.
  * In tenants:
- * name, str: the tenant's; `other`: those beyond 64 together.
+ * name, str: the tenant's; `other`: those beyond 64 together. The entry also has the counters of
+ *   docs/metrics.md, "By tenant", uint by name.
  * lookup_times, load_times, map: durations: `count` to `buckets` of a histogram.
  * In histograms:
- * name, str: `lookup`, `load`, `dump`, `slot_wait` or `nvme_read`.
+ * name, str: `lookup`, `load`, `gather`, `dump`, `slot_wait`, `nvme_read` or `loop_iteration`.
  * tier, str: `dram`, `nvme` or `shared`; empty: one for all.
  * size, str: `le1MiB`, `le64MiB` or `gt64MiB`; empty: one for all.
  * count, sum_ns, uint: number of durations, and their sum.

@@ -31,12 +31,15 @@ CALLERS = {"operators": "Operators only.",
 ABOUT = """For authors of clients: every request that ucmd answers, with its fields, bounds and errors. [protocol.md](protocol.md) says how
 frames carry them, and what blocks, leases and sequences are.
 
-A `?` after a type marks an optional field; an absent one reads as 0, false or empty. After a number's type stand its bounds; after
-other types, those of its length: bytes of a str or bin, entries of an array. Times are in milliseconds, sizes in bytes. A method
-without a table of params or results has none. A method with `cursor` answers a page: repeat it with `cursor` = `next` until that
-is 0; earlier pages may be short or empty. Every client may call a method that does not name its callers. A namespace's tenant
-needs only the number that `namespace.list` shows. Each method may also answer the
-[errors of every request](protocol.md#errors)."""
+In the tables, a `?` after a type marks an optional field; if it is absent, it reads as 0, false or empty. Bounds follow the type: of
+a number, its value; of a str or bin, its bytes; of an array, its entries. Times are in milliseconds, sizes in bytes. A method
+without a table of params, or of results, has no fields there.
+
+A method with `cursor` answers one page of a list. Call it again with `cursor` = `next` until `next` is 0; a page before that may
+have few entries or none.
+
+Any client may call a method, unless its *Callers* say otherwise. A client of the namespace's tenant need not open the namespace: it
+may use the number that `namespace.list` shows. Each method may also answer the [errors of every request](protocol.md#errors)."""
 
 
 class Wrong(Exception):
@@ -313,7 +316,7 @@ class Page:
     def text(self):
         left = set(self.headers.table)
         parts = [md.begin("Methods", "the comments of `proto/messages.h` and `proto/features/`", ABOUT.split("\n\n", maxsplit=1)[0]), "\n",
-                 md.wrap(ABOUT.split("\n\n")[1]), "\n"]
+                 "\n".join(md.wrap(text) for text in ABOUT.split("\n\n")[1:]), "\n"]
         for task, names in TASKS.items():
             parts.append(f"## {task}\n\n")
             for name in names.split():
