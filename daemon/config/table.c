@@ -206,9 +206,10 @@ const struct config_key config_keys[] = {
      .help = "What tenants are given: a list of \"NAME KEY=VALUE KEY=VALUE\". NAME is one of "
              "tenants, or uid:N, or * for every tenant whose own entry does not set the key. "
              "weight is its part of a busy device, against the weights of others. namespaces "
-             "replaces limits.namespaces_per_tenant. The sizes are dram.min, dram.max, nvme.min, "
-             "nvme.max, shared.min and shared.max. Others cannot evict what a tenant has below its "
-             "min. A tenant gets at most its max; 0 is no bound. The min of all tenants together "
+             "replaces limits.namespaces_per_tenant. connections, requests, memory and leased "
+             "bound what clients take. The sizes are dram.min, dram.max, nvme.min, nvme.max, "
+             "shared.min and shared.max. Others cannot evict what a tenant has below its min. A "
+             "tenant gets at most its max; a max of 0 is no bound. The min of all tenants together "
              "is at most half of NVMe. Garbage collection keeps both sizes on each shared root. "
              "docs/configuration.md lists all settings."},
     {KEY("admins", LIST, admins, ""), RANGE(0, 1024), .item_cb = item_admin, .reloadable = true,
@@ -221,8 +222,8 @@ const struct config_key config_keys[] = {
              "may be an operator. The host's root in a container can take any uid."},
 
     {KEY("state", STRING, state, "/var/lib/ucmd"), RANGE(0, 160),
-     .help = "Directory that keeps what 'ucmctl tenant set' has set, over a restart. \"\": such "
-             "settings end with the daemon."},
+     .help = "Directory that keeps what 'ucmctl tenant set' has set, over a restart. It must "
+             "exist, or such settings end with the daemon, as they do with \"\"."},
 
     {KEY("encryption.tenants", LIST, encryption_tenants, ""), RANGE(0, 4096),
      .item_cb = item_encryption,

@@ -101,6 +101,7 @@ def page():
     yield md.wrap(mark(about.partition(". ")[2]))
     yield "\nA key is written in its section of the file, on the command line, or as a variable:\n"
     yield "\n```yaml\narena:\n  size: 16GiB\n```\n\n```sh\nucmd --set arena.size=16GiB\nUCMD_ARENA_SIZE=16GiB ucmd\n```\n"
+    yield "\n" + md.wrap("A list on the command line or in a variable has commas and no brackets: `--set nvme.paths=/a,/b`.")
     yield "\n" + md.wrap("The command line wins over variables, and these win over the file. Reloadable are: " + ", ".join(f"`{name}`" for name in reloadable) + ".")
     yield from keys_text(mark)
     yield from settings_text()
