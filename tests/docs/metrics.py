@@ -10,7 +10,8 @@ HEAD = ("Prometheus", "in `stats`", "unit", "meaning", "alerts")
 
 #: Title, what a reader should know of the group, and the names in it: a metric belongs to the first group that has it.
 GROUPS = (
-    ("Bypass", "Above 0, an operator has turned the cache off for somebody with `ucmctl bypass`.", r"bypass.*"),
+    ("Bypass", "Above 0, an operator has turned the cache off for somebody with `ucmctl bypass`. Keys that a bypass turned into misses count in "
+     "`bypass_lookup_keys` only, not in `lookup_keys`, so they do not lower the hit rate.", r"bypass.*"),
     ("Lookups", "The hit rate is `lookup_hits` by `lookup_keys`, as rates over time. A hit on NVMe is one that is neither in DRAM nor shared.",
      r"lookup(?!_hits_raw).*"),
     ("Loads and prefetches", "", r"load_.*|prefetch_.*|reads_coalesced|span_refused|regions"),
@@ -139,7 +140,7 @@ def page():
     yield "\n"
     yield md.wrap("`ucmctl stats` prints all of them, and `ucmctl stats --watch 1` their rates. Counters start at 0 with the daemon. "
                   "On Prometheus the names of counters end in `_total`, and units are bytes and seconds; the others are gauges. A meaning that begins with `1:` "
-                  "is a flag.")
+                  "is a flag. The tables give the units of Prometheus. `ucmctl stats` has microseconds instead of seconds, and thousandths instead of a ratio.")
     yield "\n"
     yield md.wrap("A scraper also reads `ucmd_health{state}`, 1 for the state that `ucmctl health` prints; `ucmd_shared_root_health{root,index,state}`; "
                   "`ucmd_build_info{version,commit,options,policy}`, always 1; and `ucmd_uptime_seconds`.")
