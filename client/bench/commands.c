@@ -92,7 +92,9 @@ static const struct program_command commands[] = {
     {"replay", "", "Play a workload, check every loaded byte, count hits",
      "Each request looks its prefix up with a lease and loads the hits into the blocks of a\n"
      "region. It checks them against the pattern that their keys name, and dumps the rest.\n"
-     "Ends with one line of counts; the exit code is 4 when a loaded block differed.\n\n"
+     "Ends with one line of counts; the exit code is 4 when a loaded block differed.\n"
+     "docs/capacity.md says what the other lines mean. The blocks belong to the tenant of\n"
+     "the user who runs it.\n\n"
      "Examples:\n"
      "  ucm-bench replay --limit 500\n"
      "  ucm-bench replay --trace conversation_trace.jsonl --block-bytes 16KiB --json\n",

@@ -88,6 +88,7 @@ static const struct program_command commands[] = {
      "  ucmctl inspect 1 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n",
      NULL, 0, 2, 2, cmd_inspect},
     {"shared", "[gc [ROOT]]", "The roots of the shared tier: health, use, latency, failures",
+     "USED and FILES are those of the last garbage collection.\n\n"
      "gc starts a garbage collection now, on ROOT (its number or name in the list) or\n"
      "on all roots that take writes. It runs in the background. For operators.\n\n"
      "Examples:\n"
