@@ -23,7 +23,7 @@ FIXED = (  # what, constant, its file, beyond it
     ("requests in progress, of all clients", "CONFIG_MAX_REQUESTS", "daemon/config/config.h", "BUSY"),
     ("regions of one connection", "CONFIG_MAX_REGIONS_CONN", "daemon/config/config.h", "BUSY"),
     ("leases of one connection", "CONFIG_MAX_LEASES_CONN", "daemon/config/config.h", "BUSY"),
-    ("bytes of one frame", "UCM_MAX_FRAME_BYTES", "proto/limits.h", "the connection ends"),
+    ("bytes of one message on the socket (a frame)", "UCM_MAX_FRAME_BYTES", "proto/limits.h", "the connection ends"),
     ("keys of one request", "UCM_MAX_KEYS", "proto/limits.h", "INVALID"),
     ("parts of a block", "UCM_MAX_PARTS", "proto/limits.h", "INVALID"),
     ("layers of a part", "UCM_MAX_LAYERS", "proto/limits.h", "INVALID"),
