@@ -546,8 +546,8 @@ enum ucm_block_status {
     UCM_BLOCK_MISS = 1,
     /* Its read or its checksum failed: treat it as a miss. That copy is gone. */
     UCM_BLOCK_FAILED = 2,
-    /* Not moved: DRAM is full of blocks in use, an encryption key is still being read, or the
-     * prefetch has read half of the daemon's DRAM. */
+    /* Not moved: DRAM is full of blocks in use, an encryption key is still being read, the prefetch
+     * has read half of the daemon's DRAM, or an operator bypasses stores. */
     UCM_BLOCK_NO_ROOM = 3,
     /* Dump: the part is stored already; nothing was copied. */
     UCM_BLOCK_EXISTS = 4,

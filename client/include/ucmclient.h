@@ -4,6 +4,10 @@
  * From then on it says only which blocks to look up, prefetch, load or dump; the daemon moves the
  * bytes. client/examples/load_or_dump.c is a whole program.
  *
+ * Structs. Zero a struct that you pass before you set its fields, by an initializer such as
+ * `struct ucm_lookup l = {.keys = keys, .n_keys = n}`. Structs may gain fields at their end, of
+ * which 0 leaves everything as it was.
+ *
  * Threads. Any thread may call any function at any time, on one client or several. While a function
  * closes a handle (client, namespace, region, task) and after that, no thread may use the handle;
  * ucm_disconnect is for programs that can't promise that of a client.
@@ -29,16 +33,17 @@
  *
  * When the daemon restarts, calls and tasks under way return -UCM_EDISCONNECTED. The next call
  * connects again within its timeout, opens every namespace and registers every region again; if its
- * timeout is too short for all of that, the call after it goes on from there. A break that the
- * library finds before a request has left costs the caller nothing. If the daemon refuses to
- * register a region again, calls that name the region fail with the daemon's reason, and no others.
- * Leases end with their connection; a call ignores an old one. ucm_connection_epoch() counts connections,
- * so callers can notice.
+ * timeout is too short for all of that, the call after it goes on from there. If the library finds
+ * a broken connection before it has sent any of a request, it connects again and sends the request;
+ * the call does not fail. If the daemon refuses to register a region again, calls that name the
+ * region fail with the daemon's reason, and no others. Leases end with their connection; a call
+ * ignores an old one. ucm_connection_epoch() counts connections, so callers can notice.
  *
- * After a break, also when the daemon was stopped meanwhile, the daemon's devices begin no further
- * piece of a copy. What they had begun may still arrive in a load's blocks for some milliseconds:
- * on a GPU at most 48 MiB if no fragment is larger than 16 MiB, otherwise one piece of a MiB or one
- * fragment a thread. A dump is stored only if all of it was read before the break. */
+ * After a break the daemon begins no further copies from or to the worker's memory. Copies that it
+ * had begun may still write to a load's blocks for some milliseconds. On a GPU these are at most
+ * 48 MiB if no fragment is larger than 16 MiB. In host memory, each copy thread of the daemon may
+ * write 1 MiB more, or one fragment if fragments are larger. A dump is stored only if all of it was
+ * read before the break. */
 #ifndef UCMCLIENT_H
 #define UCMCLIENT_H
 
@@ -58,7 +63,7 @@ extern "C" {
 enum ucm_status {
     UCM_OK = 0,
     UCM_EINVALID = 1,     /* an argument is out of bounds; the message says which, and the bounds */
-    UCM_EUNSUPPORTED = 2, /* the daemon lacks this protocol version or feature */
+    UCM_EUNSUPPORTED = 2, /* the daemon lacks this protocol version, feature or method */
     UCM_EDENIED = 3,      /* this user and group may not do that */
     UCM_ENOTFOUND = 4,    /* no such namespace, region, lease or request */
     UCM_EBUSY = 5,        /* a bounded resource is used up; try again later */
@@ -103,21 +108,24 @@ UCM_API int ucm_connect(const struct ucm_options *options, int timeout_ms, struc
  * Calls under way in other threads return -UCM_EDISCONNECTED, and ucm_close returns after them.
  * Waits up to 5 s for a copy agent's kernels. NULL is allowed. */
 UCM_API void ucm_close(struct ucm_client *client);
-/* Closes the connection for good and frees nothing: calls under way in other threads return -UCM_EDISCONNECTED, and so does every
- * later call, but for ucm_close, which still has to free the client. For programs in which another thread may be about to call:
- * they call ucm_close when no thread has a handle any more. Waits as ucm_close does. NULL is allowed. */
+/* Closes the connection for good and frees nothing. Calls under way in other threads return
+ * -UCM_EDISCONNECTED, and so does every later call except ucm_close, which frees the client. For
+ * programs in which another thread may be about to call: they call ucm_close when no thread uses a
+ * handle any more. Waits as ucm_close does. NULL is allowed. */
 UCM_API void ucm_disconnect(struct ucm_client *client);
 
 /* How many connections this client has had, 1 at first. A change means that the daemon restarted or
  * the connection broke, so all earlier leases have ended. 0 in a child after fork(). */
 UCM_API uint64_t ucm_connection_epoch(struct ucm_client *client);
 
-/* A descriptor to poll: it is readable when ucm_process() has something to do, or when layers of a
- * load have landed; while a broken connection waits for a copy agent, once a millisecond. It stays the same over reconnects. The client owns it; only poll it. */
+/* A descriptor to poll. It is readable when ucm_process() has something to do, or when layers of a
+ * load have landed; while a broken connection waits for a copy agent, once a millisecond. It stays
+ * the same over reconnects. The client owns it; only poll it. */
 UCM_API int ucm_fd(struct ucm_client *client);
 /* Handles what has arrived. Never blocks and never connects. Returns how many tasks became done
- * since the last ucm_process, including those that failed and those that other calls saw end.
- * -UCM_EDISCONNECTED or -UCM_EPROTOCOL: the connection broke, and no task ended with it. */
+ * since the last ucm_process. That includes tasks that failed, and tasks whose answer another call
+ * read. If the connection breaks now, its tasks fail and are counted, too. Only if there are none
+ * to count does the call return -UCM_EDISCONNECTED or -UCM_EPROTOCOL. */
 UCM_API int ucm_process(struct ucm_client *client);
 
 /* Describes the daemon of the present connection, or of the last one. */
@@ -199,11 +207,11 @@ struct ucm_encoded_form {
 };
 
 /* Opens the namespace of the base's blocks in that form. It is used as any other, with these rules:
- * - In its regions each plane is a layer's whole K, or its whole V, in this order, as the worker has
- *   it. offset and stride are multiples of 16 bytes.
+ * - In its regions each plane is a layer's whole K, or its whole V, in this order, as the worker
+ *   has it. offset and stride are multiples of 16 bytes.
  * - ucm_dump stores the form, ucm_dump_raw the bytes as they are, in the base.
- * - Lookups, loads and prefetches find a block in either, key by key: in DRAM first, and where both are,
- *   the form.
+ * - Lookups, loads and prefetches find a block in either, key by key. A block in DRAM comes before
+ *   one that is not; if both are, or neither is, the encoded one comes first.
  * - Pinning and evicting concern the one namespace that is named.
  * Close the base after it. -UCM_EUNSUPPORTED: the daemon or the library does not know the encoding
  * or this version of it; the base can be used as it is. */
@@ -231,26 +239,31 @@ enum ucm_memory_kind {
 /* Proves that the memory of a CUDA IPC handle is this process's. Handles can be guessed, so ucmd
  * accepts one only from a client that can write to its memory.
  *
- * nonce not NULL: keep the 16 bytes from byte `offset` of the allocation on, write the 16 bytes of nonce over them, with
- * this process's own CUDA context, and return 0 when they are in GPU memory. Anything else than 0: nothing was written, and
- * the registration fails with -UCM_EDEVICE. nonce NULL: put the bytes back; the result is ignored. `offset` counts from the
- * allocation's base, as ucm_memory.offset does.
+ * nonce not NULL: save the 16 bytes at byte `offset` of the allocation, and write the 16 bytes of
+ * nonce there, with this process's own CUDA context. Return 0 when they are in GPU memory. Return
+ * anything else if nothing was written; the registration then fails with -UCM_EDEVICE. nonce NULL:
+ * put the saved bytes back; the result is ignored. `offset` counts from the allocation's base, as
+ * ucm_memory.offset does.
  *
- * Work that was queued on the GPU to fill the memory, cudaMemset say, must have ended before ucm_region_register: it would go
- * over the nonce. -UCM_EDENIED says that the daemon did not find it.
+ * Before ucm_region_register, wait for GPU work that writes to this memory, such as a cudaMemset:
+ * it could overwrite the nonce. If the daemon does not find the nonce, the registration fails with
+ * -UCM_EDENIED.
  *
- * The library picks the place: the first bytes of block 0 in the memory's lowest plane, for some ms, longer where the daemon
- * first makes its context. Kernels and copies meanwhile must not use these, so block 0 is best one that the engine
- * never uses; copies of other regions there may see the nonce.
+ * The library picks the place: the first bytes of block 0 in the memory's lowest plane. The nonce
+ * is there for some ms, or longer if the daemon has to create its CUDA context first. Until it is
+ * gone, kernels and copies must not use these bytes, and copies of other regions there may see the
+ * nonce. So let block 0 be one that the engine never uses.
  *
- * When: in ucm_region_register and ucm_ring_register; and after a reconnect, where regions are registered again, in any
- * function of the client. Each call with a nonce that returned 0 is followed by one with NULL, in
- * reverse order, before this or the process's next registration ends. This holds also if the
- * connection breaks or time runs out. The last one comes before ucm_region_unregister or ucm_close
- * returns.
- * Thread: any that is in a function of the client, or a copy agent's; never two at once in a process. Call no function of
- * the client, and wait for no thread that does. Use a stream of its own that waits for no other
- * (cudaStreamNonBlocking): streams of the engine may wait for a load that waits for the registration. */
+ * When: in ucm_region_register and ucm_ring_register; and after a reconnect, where regions are
+ * registered again, in any function of the client. Each call with a nonce that returned 0 is
+ * followed by one with NULL, in reverse order, before this or the process's next registration ends.
+ * This holds also if the connection breaks or time runs out. The last one comes before
+ * ucm_region_unregister or ucm_close returns.
+ *
+ * Thread: any that is in a function of the client, or a copy agent's; never two at once in a
+ * process. Call no function of the client, and wait for no thread that does. Use a separate stream
+ * that waits for no other (cudaStreamNonBlocking): streams of the engine may wait for a load that
+ * waits for the registration. */
 typedef int (*ucm_prove_cb)(void *ctx, uint64_t offset, const uint8_t *nonce);
 
 struct ucm_memory {
@@ -270,16 +283,18 @@ struct ucm_plane {
     uint64_t offset;      /* bytes */
     uint64_t stride;      /* bytes from one block to the next; at least block_bytes */
     uint32_t block_bytes; /* KV bytes of this plane in one block */
-    /* Layer, from 0. Planes are sorted by it, and the fragments of a layer add up to the namespace's
-     * layer_bytes. A region may leave layers out; loads and dumps then name ranges without them. */
+    /* Layer, from 0. Planes are sorted by it, and the fragments of a layer add up to the
+     * namespace's layer_bytes. A region may leave layers out; loads and dumps then name ranges
+     * without them. */
     uint32_t layer;
 };
 
-/* Where K lies in a layer, and how the model rotates it: for loads that re-rotate K for other positions (struct
- * ucm_shift). K is `rows` rows of `dim` elements, contiguous, from byte `offset` of the layer on, and lies in
- * one plane; of a row, elements [first, first + rotary) are rotated. A row is a token of a KV head; of MLA a token,
- * with the latent before the rotary part; where K and V of a token and head lie side by side, both. With `run`
- * above 1 a row is `run` tokens of a head, and has those of a channel side by side: `dim` times `run` elements.
+/* Where K lies in a layer, and how the model rotates it: for loads that re-rotate K for other
+ * positions (struct ucm_shift). K is `rows` rows of `dim` elements, contiguous, from byte `offset`
+ * of the layer on, and lies in one plane. In each row, elements [first, first + rotary) are
+ * rotated. A row is a token of a KV head. With MLA it is a token, with the latent before the rotary
+ * part. Where K and V of a token and head lie side by side, it is both. With `run` above 1 a row is
+ * `run` tokens of a head, `dim` times `run` elements, with those of one channel side by side.
  * docs/design/blend.md defines the arithmetic and says what the kinds of scaling are. */
 struct ucm_rope {
     uint32_t offset, rows, dim, first, rotary;
@@ -305,8 +320,8 @@ struct ucm_region_spec {
     const struct ucm_plane *planes;
     uint32_t n_planes;    /* 1 to 2048 */
     uint32_t ring_region; /* its number in orders on the staging ring; 0: none */
-    /* Not 0: a GPU block pool. Its blocks are entries, each for one layer of any block, and `planes` are those of one
-     * layer, of layer 0: for ucm_gather alone. */
+    /* Not 0: a GPU block pool, for ucm_gather alone. Its blocks are entries, each for one layer of
+     * any block, and `planes` describe one layer, as layer 0. */
     uint32_t block_pool;
     const struct ucm_rope *rope; /* NULL: its loads re-rotate nothing */
 };
@@ -325,9 +340,9 @@ UCM_API int ucm_region_unregister(struct ucm_region *region, int timeout_ms);
  * engine to call in every step: it stores a word and sends nothing. Any thread. */
 UCM_API void ucm_region_gpu_busy(struct ucm_region *region, int busy);
 
-/* Creates a memfd of `bytes` (at least 1), seals its size, maps it and makes all its pages: memory for a
- * region with device "cpu". The daemon registers no memory that lacks a page. The caller closes *fd and unmaps
- * *address. */
+/* Creates a memfd of `bytes` (at least 1), seals its size, maps it and allocates all its pages:
+ * memory for a region with device "cpu". The daemon registers no memory that lacks a page. The
+ * caller closes *fd and unmaps *address. */
 UCM_API int ucm_shared_memory(size_t bytes, int *fd, void **address);
 
 /* ---- staging rings: for copy agents ---- */
@@ -342,7 +357,7 @@ struct ucm_ring_spec {
     const uint8_t *gpu;   /* the 16 bytes of the GPU's UUID */
     const uint8_t *ipc;   /* the 64 bytes of a CUDA IPC handle of the entries' allocation */
     uint64_t offset;      /* bytes from the base of the allocation to the first entry */
-    uint64_t entry_bytes; /* a multiple of 4096 */
+    uint64_t entry_bytes; /* 65536 to 67108864 (64 KiB to 64 MiB), a multiple of 4096 */
     uint32_t entries;     /* 2 to 8 */
     ucm_prove_cb prove_cb;
     void *prove_ctx;
@@ -353,8 +368,8 @@ struct ucm_ring_spec {
  *
  * A ring serves one connection. When that breaks, the library marks the ring dead. Calls under way
  * then fail only when the orders that were claimed have ended, or after 5 s; a call whose timeout
- * passes before that returns -UCM_EDEADLINE. After a reconnect (ucm_connection_epoch) free the ring and
- * register a new one. */
+ * passes before that returns -UCM_EDEADLINE. After a reconnect (ucm_connection_epoch) free the ring
+ * and register a new one. */
 UCM_API int ucm_ring_register(struct ucm_client *client, const struct ucm_ring_spec *spec,
                               int timeout_ms, struct ucm_ring_registration **out, void **memory);
 /* 1 while the daemon knows the ring, which ends with its connection; else 0. */
@@ -369,10 +384,10 @@ UCM_API void ucm_ring_free(struct ucm_ring_registration *ring);
 /* ---- whose request ---- */
 
 /* The id under which the engine knows the request that the calling thread works for, such as
- * "cmpl-7f3a-0". Until the next call, this thread's lookups, loads, dumps and prefetches carry it, on
- * every client, and `ucmctl trace` shows them under it; it changes nothing else. The library copies
- * at most the first 64 bytes, and whole characters. NULL and "": none. -UCM_EINVALID: no UTF-8, or
- * control characters; then there is none. */
+ * "cmpl-7f3a-0". Until the next call, this thread's lookups, loads, dumps and prefetches carry it,
+ * on every client, and `ucmctl trace` shows them under it; it changes nothing else. The library
+ * copies at most the first 64 bytes, and whole characters. NULL and "": none. -UCM_EINVALID: no
+ * UTF-8, or control characters; then there is none. */
 UCM_API int ucm_set_request_id(const char *id);
 
 /* ---- lookup ---- */
@@ -382,8 +397,9 @@ struct ucm_lookup {
     uint32_t n_keys;  /* 1 to ucm_server_info.max_keys */
     /* How long a lease protects the blocks that are found from eviction; 0: no lease. */
     uint32_t lease_ms;
-    /* Longest wait for the shared tier; 0: the daemon's setting (shared.lookup_timeout). Never more than half of
-     * timeout_ms. With UCM_WAIT_MODE_LATER: for how long it is asked, at most; 0: shared.timeout. */
+    /* Longest wait for the shared tier; 0: the daemon's setting (shared.lookup_timeout). Never more
+     * than half of timeout_ms. With UCM_WAIT_MODE_LATER: for how long it is asked, at most; 0:
+     * shared.timeout. */
     uint32_t wait_ms;
     /* If not NULL, receives how many hits must be read from the shared tier. found[i] of these is
      * then UCM_FOUND_SHARED instead of UCM_FOUND_NVME. */
@@ -396,8 +412,9 @@ struct ucm_lookup {
 /* What a lookup does where the shared tier may have what this host lacks. */
 enum ucm_wait_mode {
     UCM_WAIT_MODE_WAIT = 0, /* waits for wait_ms */
-    /* Answers at once with what this host has. *pending 1: the shared tier is being asked; the same lookup later, on this
-     * client, finds what it has. Until then there is no lease, and such an answer counts for nothing. */
+    /* Answers at once with what this host has. *pending 1: the daemon is asking the shared tier,
+     * and takes no lease and counts no lookup yet. Repeat the lookup later on this client: it then
+     * finds what the shared tier has, too. */
     UCM_WAIT_MODE_LATER = 1,
     UCM_WAIT_MODE_HERE = 2, /* answers at once with what this host has, and asks nobody */
 };
@@ -421,19 +438,22 @@ UCM_API int ucm_lookup_per_key(struct ucm_namespace *ns, const struct ucm_lookup
                                int timeout_ms, uint8_t *found, uint32_t *hits, uint32_t *lease);
 /* Ends a lease early. 0, and a lease that has ended already, are no errors. */
 UCM_API int ucm_release(struct ucm_client *client, uint32_t lease, int timeout_ms);
-/* The same without waiting for the daemon: it ends when the daemon reads that. If the socket is full, that leaves with a later
- * call. Never connects. */
+/* The same without waiting: the lease ends when the daemon reads the request. If the socket is
+ * full, the library sends the request in a later call. Never connects. */
 UCM_API int ucm_release_soon(struct ucm_client *client, uint32_t lease);
 
 /* ---- lookup tables: lookups without asking ---- */
 
-/* The daemon shares a table of each namespace's complete blocks, and keeps it up to date. A process looks a key up there in
- * some 100 ns, many in some 10 ns each, however busy the daemon is. The table is advisory: no lease keeps the block, so
- * the daemon may evict it at the next moment. Ask for a lease, load what it has, and take what it leaves out as a miss. */
+/* The daemon shares a table of each namespace's complete blocks, and keeps it up to date. A process
+ * looks up one key there in some 100 ns, or many keys in some 10 ns each, however busy the daemon
+ * is. The table is advisory: no lease keeps a block that is found, so the daemon may evict it at
+ * any moment. So look the found keys up again with a lease, and load the blocks that are leased.
+ * Those that are not leased are misses. */
 
-/* Gets the table of the namespace, or a new one if the one before is of no use any more; returns at once if it is. Call it
- * once before ucm_lookup_table_read, and when that returns UCM_LOOKUP_TABLE_NONE. The daemon may need some milliseconds to
- * fill a table: until then there is none. -UCM_EUNSUPPORTED: the namespace holds summaries. */
+/* Gets the namespace's table from the daemon and maps it. If a usable table is mapped already, it
+ * returns at once. Call it once before ucm_lookup_table_read, and again each time that returns
+ * UCM_LOOKUP_TABLE_NONE. The daemon may need some milliseconds to fill a table; until then reads
+ * return UCM_LOOKUP_TABLE_NONE. -UCM_EUNSUPPORTED: the namespace holds summaries. */
 UCM_API int ucm_lookup_table_open(struct ucm_namespace *ns, int timeout_ms);
 
 struct ucm_lookup_table_hits {
@@ -447,21 +467,23 @@ struct ucm_lookup_table_hits {
 
 #define UCM_LOOKUP_TABLE_NONE 1
 
-/* Looks n_keys keys up in the table. found: NULL, or n_keys bytes that receive an enum ucm_found for each key. Never asks
- * the daemon, never waits, takes no lease. Any thread; the namespace must stay open meanwhile. 0: *out is filled.
- * UCM_LOOKUP_TABLE_NONE: there is no table to rely on (none was opened, it is being filled or was replaced, the connection
- * broke, or the daemon has given no sign of life for 5 s): ask. */
+/* Looks n_keys keys up in the table. found: NULL, or n_keys bytes that receive an enum ucm_found
+ * for each key. Never asks the daemon, never waits, takes no lease. Any thread; the namespace must
+ * stay open meanwhile. 0: *out is filled. UCM_LOOKUP_TABLE_NONE: there is no table to rely on; use
+ * ucm_lookup_prefix or ucm_lookup_per_key. Either none was opened, or it is being filled, or it was
+ * replaced, or the connection broke, or the daemon has given no sign of life for 5 s. */
 UCM_API int ucm_lookup_table_read(struct ucm_namespace *ns, const void *keys, uint32_t n_keys,
                                   uint8_t *found, struct ucm_lookup_table_hits *out);
-/* Tells the daemon of a lookup that the table has answered, so that it counts these keys, and blocks of them as used. Sends a
- * lookup, and waits for no answer. timeout_ms: to send it. -UCM_EBUSY: it has not answered 256 such lookups yet; this one
- * is not told. */
+/* Tells the daemon of a lookup that the table answered. The daemon then counts the keys in its
+ * metrics, and counts the blocks that it has as used, for eviction. Sends a lookup and does not
+ * wait for the answer. timeout_ms bounds the sending. -UCM_EBUSY: the daemon has not answered 256
+ * such lookups yet, and this one was not sent. */
 UCM_API int ucm_lookup_note(struct ucm_namespace *ns, const void *keys, uint32_t n_keys,
                             int timeout_ms);
 
-/* Metadata of consecutive blocks of one sequence: routers that follow the daemon's events read it (docs/events.md). It is the
- * text of prompts. keys: n_keys packed keys; tokens: block_tokens ids for each. parent: the key before the first, or NULL. lora: the
- * adapter's name, or NULL. Everything is borrowed for the call. */
+/* Metadata of consecutive blocks of one sequence, for routers that follow the daemon's events
+ * (docs/events.md). It reveals the text of prompts. keys: n_keys packed keys; tokens: block_tokens
+ * ids for each. parent: the key before the first, or NULL. lora: the adapter's name, or NULL. */
 struct ucm_block_metadata {
     const void *keys;
     uint32_t n_keys;
@@ -470,7 +492,8 @@ struct ucm_block_metadata {
     const char *lora;
 };
 
-/* Sends block metadata, of blocks stored already or later. -UCM_EUNSUPPORTED: this daemon keeps no events. */
+/* Sends block metadata, of blocks stored already or later. -UCM_EUNSUPPORTED: this daemon keeps no
+ * events. */
 UCM_API int ucm_block_metadata(struct ucm_namespace *ns, const struct ucm_block_metadata *d,
                                int timeout_ms);
 
@@ -479,12 +502,17 @@ UCM_API int ucm_block_metadata(struct ucm_namespace *ns, const struct ucm_block_
 /* What became of one block. */
 enum ucm_block_result {
     UCM_BLOCK_IS_OK = 0,
-    UCM_BLOCK_IS_MISS = 1,   /* not cached, or not complete */
+    /* Load, prefetch, gather: not cached, not complete, or the shared tier did not answer in
+     * time. */
+    UCM_BLOCK_IS_MISS = 1,
     UCM_BLOCK_IS_FAILED = 2, /* reading it failed, or its checksum differs: treat as a miss */
-    /* Not moved: DRAM is full of blocks in use; or this prefetch has read half of DRAM already. */
+    /* Not moved: DRAM is full of blocks in use, an encryption key is still being read, the prefetch
+     * has read half of the daemon's DRAM, or an operator bypasses stores. */
     UCM_BLOCK_IS_NO_ROOM = 3,
-    UCM_BLOCK_IS_EXISTS = 4,      /* dump: it was stored before */
-    UCM_BLOCK_IS_IN_PROGRESS = 5, /* dump: another worker is storing it, or it is on its way out */
+    UCM_BLOCK_IS_EXISTS = 4, /* dump: it was stored before */
+    /* Dump: nothing was copied. Another connection stores this part, one of these layers was dumped
+     * before, or the block was evicted and is still in use. */
+    UCM_BLOCK_IS_IN_PROGRESS = 5,
     UCM_BLOCK_IS_CANCELLED = 6,   /* a cancel or the deadline came before it was moved */
     UCM_BLOCK_IS_DEVICE = 7,      /* the copy failed on the device */
     UCM_BLOCK_IS_NOT_DURABLE = 8, /* dump: stored, but not on stable storage in time */
@@ -493,9 +521,10 @@ enum ucm_block_result {
 
 struct ucm_task;
 
-/* A run of blocks whose K is re-rotated: of so many keys, the first of which was computed with its first token at
- * old_position, and now has it at new_position. Lengths are those that dynamic scaling computed its
- * frequencies for; 0 where the model has another kind. */
+/* A run of consecutive blocks whose K is re-rotated. `keys` is how many blocks it has. The run's
+ * first token was at old_position when K was computed, and is at new_position now. old_length and
+ * new_length are the lengths for which dynamic scaling computed its frequencies, then and now; 0
+ * with another kind of scaling. */
 struct ucm_shift {
     uint32_t keys;
     uint32_t old_position, new_position;
@@ -504,8 +533,10 @@ struct ucm_shift {
 enum { UCM_SHIFTS_MAX = 512 };
 
 struct ucm_transfer {
-    const void *keys;           /* n_keys * key_bytes */
-    const uint32_t *blocks;     /* n_keys block ids of the region, one a key; prefetch: NULL */
+    const void *keys; /* n_keys * key_bytes */
+    /* n_keys block ids of the region, one for each key; a load names each at most once. Prefetch:
+     * NULL. */
+    const uint32_t *blocks;
     uint32_t n_keys;            /* 1 to ucm_server_info.max_keys */
     uint32_t layer;             /* first layer to load or dump */
     uint32_t n_layers;          /* how many layers; 0: all from `layer` on */
@@ -519,11 +550,11 @@ struct ucm_transfer {
     uint32_t part;       /* prefetch: the first part, from 0 */
     uint32_t n_parts;    /* prefetch: how many parts; 0: all from `part` on */
     uint32_t durability; /* dump: enum ucm_durability */
-    /* Load: not 0: copy layer by layer and report every `progress_interval` layers, for ucm_task_wait_layers; 0:
-     * copy block by block, without reports. */
+    /* Load: not 0: copy layer by layer and report every `progress_interval` layers, for
+     * ucm_task_wait_layers; 0: copy block by block, without reports. */
     uint32_t progress_interval;
-    /* Load, of a region with `rope`: runs that together have n_keys keys, in the order of `keys`, by new
-     * position and without overlap. NULL: K stays as it was stored. */
+    /* Load, of a region with `rope`: runs that together have n_keys keys, in the order of `keys`,
+     * by new position and without overlap. NULL: K stays as it was stored. */
     const struct ucm_shift *shifts;
     uint32_t n_shifts; /* at most UCM_SHIFTS_MAX */
 };
@@ -534,9 +565,9 @@ struct ucm_transfer {
  * returns -UCM_EDISCONNECTED. */
 UCM_API int ucm_load(struct ucm_region *region, const struct ucm_transfer *transfer, int timeout_ms,
                      struct ucm_task **out);
-/* ucm_lookup_prefix, its lease and ucm_load in one request, for callers that need no answer in between: loads the blocks that
- * are cached from the first key on without a gap; the other keys' results are UCM_BLOCK_IS_MISS. transfer->lease must be 0.
- * wait_ms: as in struct ucm_lookup. */
+/* ucm_lookup_prefix, its lease and ucm_load in one request, for callers that need no answer in
+ * between. Loads the blocks that are cached from the first key on without a gap; the other keys'
+ * results are UCM_BLOCK_IS_MISS. transfer->lease must be 0. wait_ms: as in struct ucm_lookup. */
 UCM_API int ucm_load_prefix(struct ucm_region *region, const struct ucm_transfer *transfer,
                             uint32_t wait_ms, int timeout_ms, struct ucm_task **out);
 UCM_API int ucm_dump(struct ucm_region *region, const struct ucm_transfer *transfer, int timeout_ms,
@@ -566,10 +597,11 @@ struct ucm_gather_spec {
     uint32_t daemon_timeout_ms; /* as in ucm_transfer */
 };
 
-/* Copies single layers of blocks into entries of a block pool, as ucm_load copies blocks; results are by item. The
- * library sends the items of one call in one request: many small copies cost little that way. So what several
- * sequences of a batch miss goes into one call, by keys. A sequence that the daemon does not know any more is
- * opened again first. -UCM_ENOTFOUND from the task: as for ucm_sequence_prefetch. */
+/* Copies single layers of blocks into entries of a block pool, as ucm_load copies blocks; results
+ * are by item. The library sends all items of a call in one request, which makes many small copies
+ * cheap. So put what several sequences of a batch miss into one call, by keys. If the daemon does
+ * not know the sequence any more, the library opens it again first. -UCM_ENOTFOUND from the task:
+ * as for ucm_sequence_prefetch. */
 UCM_API int ucm_gather(struct ucm_region *pool, const struct ucm_gather_spec *gather,
                        int timeout_ms, struct ucm_task **out);
 
@@ -589,12 +621,12 @@ UCM_API int ucm_task_check(struct ucm_task *task, struct ucm_result *out);
  * If earlier requests suggest an end within a millisecond, the wait spins around that time for at
  * most 0.16 ms: waking a thread takes as long as moving some MiB. */
 UCM_API int ucm_task_wait(struct ucm_task *task, int timeout_ms, struct ucm_result *out);
-/* For a load with `progress_interval`: waits until the first `layers` of its layers have landed in all blocks,
- * or the task is done, so that the worker can use them while the rest is on its way. On 0, result
- * (n_keys bytes, may be NULL) receives each block's enum ucm_block_result so far: never use a block
- * that is not OK; one that is OK can fail later only by its device, a cancel or the deadline. Other
- * errors: as ucm_task_wait, which still has to take the task's result. A load without `progress_interval` lands
- * as a whole. */
+/* For a load with `progress_interval`: waits until the first `layers` of its layers have landed in
+ * all blocks, or the task is done, so that the worker can use them while the rest is on its way. On
+ * 0, result (n_keys bytes, may be NULL) receives each block's enum ucm_block_result so far: never
+ * use a block that is not OK; one that is OK can fail later only by its device, a cancel or the
+ * deadline. Other errors: as ucm_task_wait, which still has to take the task's result. A load
+ * without `progress_interval` lands as a whole. */
 UCM_API int ucm_task_wait_layers(struct ucm_task *task, uint32_t layers, int timeout_ms,
                                  uint8_t *result);
 /* Asks the daemon to stop the task. The task then becomes done, with what was moved until then. */
@@ -606,16 +638,18 @@ UCM_API void ucm_task_free(struct ucm_task *task);
 
 /* ---- keeping and dropping ---- */
 
-/* Pinned blocks are never evicted. keys: n_keys * key_bytes; NULL and 0: every block of the
- * namespace. *changed (may be NULL) receives how many blocks changed. */
+/* Pinned blocks are never evicted. For operators only (struct ucm_server_info.admin); others get
+ * -UCM_EDENIED. keys: n_keys * key_bytes; NULL and 0: every block of the namespace. *changed (may
+ * be NULL) receives how many blocks changed. */
 UCM_API int ucm_pin(struct ucm_namespace *ns, const void *keys, uint32_t n_keys, int timeout_ms,
                     uint64_t *changed);
 UCM_API int ucm_unpin(struct ucm_namespace *ns, const void *keys, uint32_t n_keys, int timeout_ms,
                       uint64_t *changed);
 /* Drops blocks from all tiers, the shared tier of all hosts included. keys as above. Pinned blocks
- * stay. Blocks in use are not found any more and go with their last user. Returns when files on
- * shared roots are gone, or UCM_EIO: some may be left there. *changed receives how many were dropped
- * at once, *busy how many are pinned or in use; both may be NULL. */
+ * stay. Blocks that are leased, or being read or written, are not found any more, and go with their
+ * last lease or reference. Returns when the files on shared roots are gone; -UCM_EIO: some may be
+ * left there. *changed receives how many blocks were dropped at once, *busy how many are pinned,
+ * leased, or being read or written; both may be NULL. */
 UCM_API int ucm_evict(struct ucm_namespace *ns, const void *keys, uint32_t n_keys, int timeout_ms,
                       uint64_t *changed, uint64_t *busy);
 
