@@ -191,14 +191,14 @@ EXPORTS := $(wildcard client/lib/libucmclient.map)
 $O/$(SO).$(VERSION): $(CLIENT_OBJ) $(EXPORTS)
 	$(call say,LINK)
 	$(Q)$(CC) $(SANFLAGS) -shared -pthread $(if $(SAN),,-Wl,-z,defs) -Wl,-soname,$(SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
-	    $(addprefix -Wl$(comma)--version-script=,$(EXPORTS)) $(LDFLAGS) $(CLIENT_OBJ) $(CLIENT_LIBS) -o $@
+	    $(addprefix -Wl$(comma)--no-undefined-version -Wl$(comma)--version-script=,$(EXPORTS)) $(LDFLAGS) $(CLIENT_OBJ) $(CLIENT_LIBS) -o $@
 # For hosts without Debian's libraries: the wheel's, and the tests' on a GPU.
 PORTABLE := $O/portable/$(SO).$(SO_VERSION)
 $(PORTABLE): $(CLIENT_OBJ) $(EXPORTS)
 	$(call say,LINK)
 	@mkdir -p $(@D)
 	$(Q)$(CC) -shared -pthread -Wl,-soname,$(SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
-	    $(addprefix -Wl$(comma)--version-script=,$(EXPORTS)) $(LDFLAGS) $(CLIENT_OBJ) \
+	    $(addprefix -Wl$(comma)--no-undefined-version -Wl$(comma)--version-script=,$(EXPORTS)) $(LDFLAGS) $(CLIENT_OBJ) \
 	    -l:libmsgpackc.a $(filter-out -lmsgpackc,$(CLIENT_LIBS)) -o $@
 $O/$(SO).$(SO_VERSION): $O/$(SO).$(VERSION)
 	$(Q)ln -sf $(<F) $@

@@ -94,7 +94,7 @@ $O/libucmclient_cuda.a: $(CUDA_CLIENT) $O/obj/proto/memory/staging.o $(CUDA_OBJ)
 $O/$(CUDA_SO).$(VERSION): $(CUDA_CLIENT) $O/obj/proto/memory/staging.o $(CUDA_OBJ) $(SPARSE_CUDA_OBJ) client/cuda/libucmclient_cuda.map $O/$(SO) $(SPARSE_OBJ) $(ENCODING_OBJ) $(call obj,kernels/simd/isa.c)
 	$(call say,LINK)
 	$(Q)$(CC) $(SANFLAGS) -shared -pthread $(if $(SAN),,-Wl,-z,defs) -Wl,-soname,$(CUDA_SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
-	    -Wl,--version-script=client/cuda/libucmclient_cuda.map -Wl,-rpath,'$$ORIGIN' $(LDFLAGS) $(filter %.o,$^) \
+	    -Wl,--version-script=client/cuda/libucmclient_cuda.map -Wl,--no-undefined-version -Wl,-rpath,'$$ORIGIN' $(LDFLAGS) $(filter %.o,$^) \
 	    -L$O -lucmclient -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
 $O/$(CUDA_SO).$(SO_VERSION): $O/$(CUDA_SO).$(VERSION)
 	@ln -sf $(<F) $@

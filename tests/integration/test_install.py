@@ -199,5 +199,15 @@ class Install(unittest.TestCase):
         self.assertIn(textwrap.indent(quoted, "    "), EXAMPLE.read_text())
 
 
+class Exports(unittest.TestCase):
+    def test_libraries_export_what_public_headers_declare(self):
+        """The linker refuses an exported name that a library lacks; this finds a declared one that is not exported."""
+        text = "".join(header.read_text() for header in TOP.glob("client/include/*.h"))
+        declared = set(re.findall(r"UCM_API[^;]*?\b(ucm_\w+)\(", text))
+        exported = set(re.findall(r"^ +(ucm_\w+);", "".join(file.read_text() for file in TOP.glob("client/*/*.map")), re.M))
+        self.assertGreater(len(declared), 100)
+        self.assertEqual(declared, exported)
+
+
 if __name__ == "__main__":
     unittest.main()
