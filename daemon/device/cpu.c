@@ -229,7 +229,7 @@ static void run_control(struct cpu *c, struct device_job *job)
 
 /* ---- copies; called with the mutex held ---- */
 
-/* Turns K where it lies, in pages that the copy has just written. */
+/* Re-rotates K where it lies, in pages that the copy has just written. */
 static void rerotate_piece(struct device_job *job, const struct job_piece *piece)
 {
     const struct device_rope *rope = job->region->rope;

@@ -1,4 +1,4 @@
-/* Turning K: against rotations from scratch in long double, and what never changes. */
+/* Re-rotating K: against rotations from scratch in long double, and what never changes. */
 #include "kernels/rope/arith.h"
 #include "kernels/simd/isa.h"
 
