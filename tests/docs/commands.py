@@ -7,13 +7,37 @@ import text as md
 PROGRAMS = ("ucmctl", "ucm-bench", "ucmd", "ucmevents")
 ABOUT = {"ucmctl": "ucmctl shows and controls the daemon", "ucm-bench": "measures", "ucmd": "the daemon", "ucmevents": "publishes cache events"}
 
+#: Commands that another page explains, step by step: here they have their options and a link.
+EXPLAINED = {
+    "ucmctl health": "[Is it well?](monitoring.md#is-it-well)",
+    "ucmctl config": "[Configure](operations.md#configure)",
+    "ucmctl bypass": "[Take the cache out of the way](operations.md#take-the-cache-out-of-the-way)",
+    "ucmctl tenant": "[Divide the cache between tenants](operations.md#divide-the-cache-between-tenants)",
+    "ucmctl encryption-key": "[Manage keys](security.md#manage-keys)",
+    "ucmctl plan": "[How much a model needs](capacity.md#how-much-a-model-needs)",
+    "ucm-bench record": "[Record and replay a trace](capacity.md#record-and-replay-a-trace)",
+    "ucm-bench serve": "[What does the cache bring](capacity.md#what-does-the-cache-bring)",
+}
 
-def options_table(options, mark):
-    rows = [(f"`--{o.name}{' ' * bool(o.value)}{o.value}`", mark(o.text), f"`{o.default}`" if o.default else "") for o in options]
-    head = ("option", "meaning", "default")
-    if not any(default for _, _, default in rows):
-        rows, head = [cells[:2] for cells in rows], head[:2]
-    return md.table(head, rows)
+
+def options_list(options, mark):
+    return "".join(md.wrap(f"- `--{o.name}{' ' * bool(o.value)}{o.value}`{f' (`{o.default}`)' * bool(o.default)}: {mark(o.text)}", "  ") for o in options)
+
+
+def key(option):
+    return option.name, option.value, option.help
+
+
+def heading(program, command):
+    return " ".join(filter(None, (program.name, command.name, command.words)))
+
+
+def slug(title):
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def link(program, command):
+    return f"[{command.name}](#{slug(heading(program, command))})"
 
 
 def help_text(text, mark, depth):
@@ -33,27 +57,35 @@ def help_text(text, mark, depth):
 
 
 def command_text(program, command, mark):
-    yield f"\n### {program.name} {command.name}\n\n"
-    usage = " ".join(filter(None, (program.name, "[OPTIONS]" * bool(command.options), command.name, command.words)))
-    if command.words:
-        yield f"```text\n{usage}\n```\n\n"
+    title = heading(program, command)
+    yield f"\n### {title}\n\n"
     yield md.wrap(md.sentence(mark(command.summary)))
-    if command.help and command.help.strip() != f"Example:\n  {usage}":
+    page = EXPLAINED.get(f"{program.name} {command.name}")
+    if page:
+        yield "\n" + md.wrap(f"See {page}.")
+    elif command.help and command.help.strip() not in (f"Example:\n  {title}", f"Example:\n  {program.name} {command.name}"):
         yield from help_text(command.help, mark, 4)
-    if command.options:
-        yield "\n" + options_table(command.options, mark)
+    same = next((c for c in program.commands if list(map(key, c.options)) == list(map(key, command.options))), command)
+    if len(command.options) > 1 and same is not command:
+        yield "\n" + md.wrap(f"Options: those of {link(program, same)}.")
+    elif command.options:
+        yield "\n" + options_list(command.options, mark)
 
 
-def program_text(program, mark):
+def program_text(program, first, mark):
+    """first: the program whose options are on the page already."""
     yield f"\n## {program.name}\n\n" + md.wrap(md.sentence(program.summary.strip())) + "\n"
+    known = [key(option) for option in first.options] if first is not program else []
+    new = [option for option in program.options if key(option) not in known]
     if program.commands:
-        yield "Options of every command:\n\n"
-    yield options_table(program.options, mark)
+        same = f"those of [every {first.name} command](#{first.name})" * (len(new) < len(program.options))
+        yield md.wrap(f"Options of every command{', ' * bool(same)}{same}{', and' * bool(same)}:") + "\n"
+    yield options_list(new, mark)
     if program.help:
         yield from help_text(program.help, mark, 3)
     for title, commands in program.groups:
         if len(program.groups) > 1:
-            yield "\n" + md.wrap(f"{title}: " + ", ".join(f"[{c.name}](#{program.name}-{c.name})" for c in commands) + ".")
+            yield "\n" + md.wrap(f"{title}: " + ", ".join(link(program, c) for c in commands) + ".")
     for command in program.commands:
         yield from command_text(program, command, mark)
 
@@ -61,6 +93,11 @@ def program_text(program, mark):
 def page(build):
     mark = md.Marker()
     yield md.begin("Commands", "what each program's `--help` says",
-                   "For operators and for engineers who measure: the commands and options of every program. `ucmctl COMMAND --help` says the same.")
-    for name in PROGRAMS:
-        yield from program_text(md.pages.Program(str(build / name), []), mark)
+                   "For operators and for engineers who measure: the commands and options of every program. `ucmctl COMMAND --help` says more. "
+                   "A command's own options follow its name. A default is in parentheses.")
+    programs = [md.pages.Program(str(build / name), []) for name in PROGRAMS]
+    unknown = set(EXPLAINED) - {f"{program.name} {command.name}" for program in programs for command in program.commands}
+    if unknown:
+        raise SystemExit(f"EXPLAINED of {__file__} names no command: {', '.join(sorted(unknown))}")
+    for program in programs:
+        yield from program_text(program, programs[0], mark)

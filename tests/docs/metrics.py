@@ -6,14 +6,13 @@ import text as md
 
 HEADER = "proto/metrics/metrics.h"
 ALERTS = "config/observe/alerts.yml"
-HEAD = ("Prometheus", "in `stats`", "unit", "meaning", "alerts")
 
 #: Title, what a reader should know of the group, and the names in it: a metric belongs to the first group that has it.
 GROUPS = (
     ("Bypass", "Above 0, an operator has turned the cache off for somebody with `ucmctl bypass`. Keys that a bypass turned into misses count in "
      "`bypass_lookup_keys` only, not in `lookup_keys`, so they do not lower the hit rate.", r"bypass.*"),
     ("Lookups", "The hit rate is `lookup_hits` by `lookup_keys`, as rates over time. A hit on NVMe is one that is neither in DRAM nor shared.",
-     r"lookup(?!_hits_raw).*"),
+     r"lookup(?!_hits_raw|_table).*"),
     ("Loads and prefetches", "", r"load_.*|prefetch_.*|reads_coalesced|span_refused|regions"),
     ("Gathers", "", r"gather(s|_.*)"),
     ("Dumps", "", r"dumps?_.*"),
@@ -26,7 +25,7 @@ GROUPS = (
     ("Shared tier", "", r"shared_.*|blocks_shared"),
     ("Retrieval", "", r"summaries.*|sequence.*|select.*"),
     ("Shared mappings", "", r"mapping.*"),
-    ("Lookup tables", "", r"lookup_table_.*"),
+    ("Lookup tables", "", r"lookup_table.*"),
     ("Cache events", "", r"events_.*"),
     ("Connections and requests", "", r"connections.*|quota_rejections|client_descriptors|frame_bytes|request.*|device_.*"),
 )
@@ -88,10 +87,28 @@ def alerts_text(of):
 # ---- metrics ----
 
 
+def plain(shown, prefix):
+    """The name in `stats` of most metrics: what the page's introduction says."""
+    return shown.removeprefix("ucmd_" + prefix).removesuffix("_total")
+
+
+def unit_text(shown, unit, meaning):
+    """Only where neither the name nor the meaning says what is counted."""
+    units = {"blocks": ("block", "key"), "requests": ("",), "refusals": ("",), "times": ("",), "passes": ("",)}.get(unit, (UNITS.get(unit, unit).rstrip("s"),))
+    return "" if any(said in f"{shown} {meaning}" for said in units) else f" ({unit})"
+
+
 def row(prefix, cells, mark, of):
     name, kind, unit, meaning = cells
     shown = prometheus(prefix, name, kind, unit)
-    return f"`{shown}`", f"`{name}`", UNITS.get(unit, unit), mark(meaning), alert_names(of, shown)
+    own = "" if plain(shown, prefix) == name else f"; `stats`: `{name}`"
+    return f"`{shown}`", mark(meaning) + unit_text(shown, unit, meaning) + own, alert_names(of, shown)
+
+
+def metrics_table(rows):
+    if not any(alerts for *_, alerts in rows):
+        return md.table(("metric", "meaning"), [cells[:-1] for cells in rows])
+    return md.table(("metric", "meaning", "alerts"), rows)
 
 
 def histograms_text(mark, of):
@@ -102,8 +119,8 @@ def histograms_text(mark, of):
     rows = []
     for name, tiers, sizes, meaning in md.x_rows("UCMD_HISTOGRAMS", HEADER):
         labels = ["`tier`"] * (tiers != "1") + ["`size`"] * (sizes != "1")
-        rows.append((f"`ucmd_{name}_seconds`", f"`{name}`", ", ".join(labels), mark(meaning), alert_names(of, f"ucmd_{name}_seconds")))
-    yield "\n" + md.table(("Prometheus", "in `stats`", "labels", "meaning", "alerts"), rows)
+        rows.append((f"`ucmd_{name}_seconds`", ", ".join(labels), mark(meaning), alert_names(of, f"ucmd_{name}_seconds")))
+    yield "\n" + md.table(("metric", "labels", "meaning", "alerts"), rows)
 
 
 def groups_text(mark, of):
@@ -114,22 +131,22 @@ def groups_text(mark, of):
             raise SystemExit(f"{cells[0]} of {HEADER} belongs to no group of {__file__}")
         rows[title].append(row("", cells, mark, of))
     for title, about, _ in GROUPS:
-        yield f"\n## {title}\n\n" + (md.wrap(about) + "\n") * bool(about) + md.table(HEAD, rows[title])
+        yield f"\n## {title}\n\n" + (md.wrap(about) + "\n") * bool(about) + metrics_table(rows[title])
 
 
 def lists_text(mark, of):
     for name, wire, prefix, title, about in LISTS:
         yield f"\n## {title}\n\n" + md.wrap(f"{about} In `stats`: `{wire}`.") + "\n"
-        yield md.table(HEAD, [row(prefix, cells, mark, of) for cells in md.x_rows(name, HEADER)])
+        yield metrics_table([row(prefix, cells, mark, of) for cells in md.x_rows(name, HEADER)])
 
 
 def reuse_text():
     yield "\n## Reuse\n\n"
     yield md.wrap("The daemon estimates the hit rate that other cache sizes would give. `ucmctl status` prints it. Label `tiers` is `dram` or "
                   "`dram_nvme`; label `factor` is the size against today's: `0.5`, `1`, `2` or `4`.")
-    yield "\n" + md.table(HEAD, (
-        ("`ucmd_reuse_references_total`", "`reuse.references`", "blocks", "keys looked up", ""),
-        ("`ucmd_reuse_hit_ratio`", "`reuse.curves`", "ratio", "estimated hit rate at `factor` times today's size of `tiers`", "")))
+    yield "\n" + metrics_table((
+        ("`ucmd_reuse_references_total`", "keys looked up; `stats`: `reuse.references`", ""),
+        ("`ucmd_reuse_hit_ratio`", "estimated hit rate at `factor` times today's size of `tiers`; `stats`: `reuse.curves`", "")))
 
 
 def page():
@@ -139,8 +156,9 @@ def page():
                    "says how to scrape them and which to look at first.")
     yield "\n"
     yield md.wrap("`ucmctl stats` prints all of them, and `ucmctl stats --watch 1` their rates. Counters start at 0 with the daemon. "
-                  "On Prometheus the names of counters end in `_total`, and units are bytes and seconds; the others are gauges. A meaning that begins with `1:` "
-                  "is a flag. The tables give the units of Prometheus. `ucmctl stats` has microseconds instead of seconds, and thousandths instead of a ratio.")
+                  "The tables have Prometheus' names, which end in `_total` for counters. `stats` has them without `ucmd_`, `_total`, and the prefix of an entry "
+                  "such as `tenant_`; where its name differs otherwise, it stands after the meaning. `stats` has microseconds instead of seconds, and thousandths "
+                  "instead of a ratio. A meaning that begins with `1:` is a flag; one that ends in parentheses says what is counted.")
     yield "\n"
     yield md.wrap("A scraper also reads `ucmd_health{state}`, 1 for the state that `ucmctl health` prints; `ucmd_shared_root_health{root,index,state}`; "
                   "`ucmd_build_info{version,commit,options,policy}`, always 1; and `ucmd_uptime_seconds`.")

@@ -31,33 +31,36 @@ static uint32_t count(const char *line)
     return n;
 }
 
-/* The beginning of a metric's row. */
-static void row_of(const struct metric_list *l, const struct metric_info *m, char *out, size_t n)
+/* The beginning of a metric's row. If the introduction does not say its name in `stats`: also the
+ * end of its meaning. */
+static void row_of(const struct metric_list *l, const struct metric_info *m, char *out, size_t n,
+                   char *end, size_t end_n)
 {
-    const char *unit = strcmp(m->unit, "us") == 0       ? "seconds"
-                       : strcmp(m->unit, "1/1000") == 0 ? "ratio"
-                                                        : m->unit;
     char name[EXPOSITION_NAME_BYTES];
 
     exposition_name(l, m, name);
-    snprintf(out, n, "\n| `%s%s` | `%s` | %s | ", name,
-             strcmp(m->kind, "counter") == 0 ? "_total" : "", m->name, unit);
+    snprintf(out, n, "\n| `%s%s` | ", name, strcmp(m->kind, "counter") == 0 ? "_total" : "");
+    end[0] = '\0';
+    if (strcmp(name + strlen("ucmd_") + strlen(l->prefix), m->name) != 0)
+        snprintf(end, end_n, "; `stats`: `%s` |", m->name);
 }
 
 Test(metrics_docs, each_metric_has_one_row_and_each_row_its_metric)
 {
     uint32_t rows = 0;
-    char row[256];
+    char row[256], end[256];
 
     for (size_t k = 0; k < METRIC_LISTS; k++)
         for (size_t i = 0; i < metric_lists[k].n_metrics; i++, rows++) {
-            row_of(&metric_lists[k], &metric_lists[k].metric[i], row, sizeof(row));
+            row_of(&metric_lists[k], &metric_lists[k].metric[i], row, sizeof(row), end,
+                   sizeof(end));
             cr_expect_eq(count(row), 1, "%u times in %s:%s", count(row), PAGE, row);
+            cr_expect(strstr(page, end), "%s lacks %s", PAGE, end);
         }
     for (size_t i = 0; i < histogram_infos_n; i++, rows++) {
         const struct histogram_info *h = &histogram_infos[i];
 
-        snprintf(row, sizeof(row), "\n| `ucmd_%s_seconds` | `%s` | %s%s%s | ", h->name, h->name,
+        snprintf(row, sizeof(row), "\n| `ucmd_%s_seconds` | %s%s%s | ", h->name,
                  h->tiers > 1 ? "`tier`" : "", h->tiers > 1 && h->sizes > 1 ? ", " : "",
                  h->sizes > 1 ? "`size`" : "");
         cr_expect_eq(count(row), 1, "%u times in %s:%s", count(row), PAGE, row);
