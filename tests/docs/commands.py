@@ -82,7 +82,8 @@ def program_text(program, first, mark):
         yield md.wrap(f"Options of every command{', ' * bool(same)}{same}{', and' * bool(same)}:") + "\n"
     yield options_list(new, mark)
     if program.help:
-        yield from help_text(program.help, mark, 3)
+        about = program.help.partition("\n\nExamples:\n")[0] if program.commands else program.help
+        yield from help_text(about, mark, 3)
     for title, commands in program.groups:
         if len(program.groups) > 1:
             yield "\n" + md.wrap(f"{title}: " + ", ".join(link(program, c) for c in commands) + ".")
