@@ -9,6 +9,7 @@ ABOUT = {"ucmctl": "ucmctl shows and controls the daemon", "ucm-bench": "measure
 
 #: Commands that another page explains, step by step: here they have their options and a link.
 EXPLAINED = {
+    "ucmctl trace": "[A request was slow](troubleshooting.md#a-request-was-slow)",
     "ucmctl health": "[Is it well?](monitoring.md#is-it-well)",
     "ucmctl config": "[Configure](operations.md#configure)",
     "ucmctl bypass": "[Take the cache out of the way](operations.md#take-the-cache-out-of-the-way)",
@@ -17,6 +18,8 @@ EXPLAINED = {
     "ucmctl plan": "[How much a model needs](capacity.md#how-much-a-model-needs)",
     "ucm-bench record": "[Record and replay a trace](capacity.md#record-and-replay-a-trace)",
     "ucm-bench serve": "[What does the cache bring](capacity.md#what-does-the-cache-bring)",
+    "ucm-bench tier": "[Measure your own host](performance.md#measure-your-own-host)",
+    "ucmevents publish": "[Switch it on](events.md#switch-it-on)",
 }
 
 
@@ -52,7 +55,7 @@ def help_text(text, mark, depth):
             yield "\n```sh\n" + "\n".join(commands) + "\n```\n"
         else:
             yield f"\n{'#' * depth} {title.removesuffix(':')}\n\n"
-            yield md.table((title.split()[0].lower() if title != "Exit status:" else "status", "meaning"),
+            yield md.table(({"Exit status:": "status", "Signals:": "signal"}.get(title, title.split()[0].lower()), "meaning"),
                            [(f"`{left}`", mark(right)) for left, right in (re.split("  +", line.strip(), maxsplit=1) for line in lines[1:])])
 
 

@@ -4,21 +4,6 @@ import re
 
 import text as md
 
-SETTINGS = {
-    "weight": "What the tenant gets of a busy device, against the weights of the others.",
-    "dram.min": "Bytes in DRAM that other tenants cannot evict.",
-    "dram.max": "Bytes in DRAM that the tenant cannot exceed. Beyond them its own coldest blocks are evicted.",
-    "nvme.min": "Bytes on NVMe that stay. All guarantees together are at most half of the tier.",
-    "nvme.max": "Bytes on NVMe that the tenant cannot exceed.",
-    "shared.min": "Bytes on each shared root that garbage collection keeps.",
-    "shared.max": "Bytes on each shared root that garbage collection leaves.",
-    "namespaces": "Namespaces; instead of `limits.namespaces_per_tenant`.",
-    "connections": "Connections.",
-    "requests": "Requests in progress.",
-    "memory": "Memory of requests, leases and sequences.",
-    "leased": "Bytes of blocks that leases and sequences protect.",
-}
-
 FIXED = (  # what, constant, its file, beyond it
     ("requests in progress, of all clients", "CONFIG_MAX_REQUESTS", "daemon/config/config.h", "BUSY"),
     ("regions of one connection", "CONFIG_MAX_REGIONS_CONN", "daemon/config/config.h", "BUSY"),
@@ -50,10 +35,13 @@ def key_text(key, mark):
     default = default.removesuffix(" (reloadable)").removesuffix(".")
     if re.fullmatch(r"[a-z]+\.[a-z]+", default):  # no key
         default = f'"{default}"'
-    facts = f"Default `{default}`" + (f"; {bounds}" if bounds else "") + "." + " Reloadable." * reloadable
+    if bounds == "one of false, true":
+        bounds = ""
+    facts = f"Default `{default}`" + (f"; {bounds.removeprefix('from ')}" if bounds else "") + "." + " Reloadable." * reloadable
     text = mark(key.help.replace("docs/configuration.md", "[This table](#settings-of-a-tenant)"))
-    if bounds.startswith("one of ") and key.name != "log.level":
-        text = named(text, bounds.removeprefix("one of ").split(", "))
+    values = rest.partition("one of ")[2].removesuffix(" (reloadable)").removesuffix(".")
+    if values and key.name != "log.level":
+        text = named(text, values.split(", "))
     return f"\n### {key.name}\n\n" + md.wrap(text) + "\n" + md.wrap(facts)
 
 
@@ -76,13 +64,14 @@ def size(value):
 
 def settings_text():
     rows = []
-    for _, name, kind, low, high, initial in md.x_rows("TENANT_SETTINGS", "daemon/config/tenants.h"):
+    for _, name, _, low, high, initial in md.x_rows("TENANT_SETTINGS", "daemon/config/tenants.h"):
         high = size(1 << 50) if high == "TENANT_SIZE_MAX" else number(int(high))
-        initial = "the key" if name == "namespaces" else "no bound" if initial == "0" and not name.endswith(".min") else initial
-        rows.append([f"`{name}`", kind.lower(), initial, f"{low} to {high}", SETTINGS[name]])
+        initial = "`limits.namespaces_per_tenant`" if name == "namespaces" else "no bound" if initial == "0" and not name.endswith(".min") else initial
+        rows.append([f"`{name}`", initial, f"{low} to {high}"])
     yield "\n## Settings of a tenant\n\n"
-    yield md.wrap("An entry of `tenant_settings` and the command `ucmctl tenant set` take these settings.")
-    yield "\n" + md.table(("setting", "kind", "default", "range", "meaning"), rows)
+    yield md.wrap("An entry of `tenant_settings` and the command `ucmctl tenant set` take these settings. "
+                  "[Divide the cache between tenants](operations.md#divide-the-cache-between-tenants) says what each does.")
+    yield "\n" + md.table(("setting", "default", "range"), rows)
 
 
 def limits_text():
@@ -92,8 +81,7 @@ def limits_text():
 
 def page():
     mark = md.Marker()
-    about, sections = md.pages.read_config(md.TOP / "config/ucmd.yaml")
-    reloadable = [key.name for _, _, keys in sections for key in keys if key.facts.endswith("(reloadable)")]
+    about, _ = md.pages.read_config(md.TOP / "config/ucmd.yaml")
     yield md.begin("Configuration", "the table in `daemon/config/table.c`",
                    "For operators: every key of `ucmd.yaml` with its default and its range. [operations.md](operations.md#configure) says how to change, "
                    "check and reload them.")
@@ -102,7 +90,7 @@ def page():
     yield "\nA key is written in its section of the file, on the command line, or as a variable:\n"
     yield "\n```yaml\narena:\n  size: 16GiB\n```\n\n```sh\nucmd --set arena.size=16GiB\nUCMD_ARENA_SIZE=16GiB ucmd\n```\n"
     yield "\n" + md.wrap("A list on the command line or in a variable has commas and no brackets: `--set nvme.paths=/a,/b`.")
-    yield "\n" + md.wrap("The command line wins over variables, and these win over the file. Reloadable are: " + ", ".join(f"`{name}`" for name in reloadable) + ".")
+    yield "\n" + md.wrap("The command line wins over variables, and these win over the file.")
     yield from keys_text(mark)
     yield from settings_text()
     yield from limits_text()

@@ -100,6 +100,8 @@ def unit_text(shown, unit, meaning):
 
 def row(prefix, cells, mark, of):
     name, kind, unit, meaning = cells
+    if prefix == "tenant_":  # the section's title says it
+        meaning = re.sub(r" (of|for) a tenant\b", "", meaning.replace("a tenant's ", ""))
     shown = prometheus(prefix, name, kind, unit)
     own = "" if plain(shown, prefix) == name else f"; `stats`: `{name}`"
     return f"`{shown}`", mark(meaning) + unit_text(shown, unit, meaning) + own, alert_names(of, shown)
