@@ -19,6 +19,7 @@ EXPLAINED = {
     "ucm-bench record": "[Record and replay a trace](capacity.md#record-and-replay-a-trace)",
     "ucm-bench serve": "[What does the cache bring](capacity.md#what-does-the-cache-bring)",
     "ucm-bench tier": "[Measure your own host](performance.md#measure-your-own-host)",
+    "ucm-bench copy": "[Measure your own host](performance.md#measure-your-own-host)",
     "ucmevents publish": "[Switch it on](events.md#switch-it-on)",
 }
 
