@@ -160,7 +160,7 @@ def page():
     yield md.wrap("`ucmctl stats` prints all of them, and `ucmctl stats --watch 1` their rates. Counters start at 0 with the daemon. "
                   "The tables have Prometheus' names, which end in `_total` for counters. `stats` has them without `ucmd_`, `_total`, and the prefix of an entry "
                   "such as `tenant_`; where its name differs otherwise, it stands after the meaning. `stats` has microseconds instead of seconds, and thousandths "
-                  "instead of a ratio. A meaning that begins with `1:` is a flag; one that ends in parentheses says what is counted.")
+                  "instead of a ratio. A meaning that begins with `1:` is a flag; `(parts)` and the like at its end say what is counted.")
     yield "\n"
     yield md.wrap("A scraper also reads `ucmd_health{state}`, 1 for the state that `ucmctl health` prints; `ucmd_shared_root_health{root,index,state}`; "
                   "`ucmd_build_info{version,commit,options,policy}`, always 1; and `ucmd_uptime_seconds`.")

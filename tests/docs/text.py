@@ -35,10 +35,10 @@ CODE = re.compile("|".join((
     r"\[[^\]\s]*/[^\]]*\]",                      # a list of paths
     r"--[a-z][\w-]*",                            # an option
     r"\$[A-Z_]+",                                # a variable
-    r"\b(?:KEYS)\b(?:=\w+)?",                 # a key of the configuration
+    r"\b(?:KEYS)\b(?:=\w+)?",                    # a key of the configuration
     r"\b[a-z][\w.]*=[\w.:]*[\w]",                # one with its value
     r"\b[\w/]+\.(?:py|jsonl?|yaml|svg)\b",        # a file
-    r"(?<!\])\b(?:[a-z]+\.)?[a-z]+(?:_[a-z0-9]+)+\b",         # a name
+    r"(?<!\])\b(?:[a-z]+\.)?[a-z]+(?:_[a-z0-9]+)+\b",  # a name
     r"\b(?:uid|gid):N\b",
     r"(?<![\w.])/(?:[a-z][\w.-]*/?)+(?<![.])",   # a path
 )))
