@@ -116,8 +116,8 @@ static const struct program_command commands[] = {
      PROGRAM_OPTIONS(events_options), 0, 0, cmd_events},
     {"health", "", "ok, recovering, degraded or failing, and why; for monitoring",
      "The exit status is 0 for ok and recovering, 4 for degraded, and 6 for failing. It is 3\n"
-     "without an answer, and 1 if this user may not connect. Degraded means that a disk or a\n"
-     "shared root is lost: there is less cache, and a restart does not help.\n\n"
+     "without an answer, and 1 if this user may not connect. Degraded means that there is less\n"
+     "cache: a disk or a shared root is lost, or a bypass is on. The reasons say what to do.\n\n"
      "--live and --ready are the questions of supervisors: 'must it be restarted?' and 'may\n"
      "engines use it?'. Both are 0 while it is degraded.\n\n"
      "Examples:\n"
