@@ -6,9 +6,11 @@
  * - "Method NAME." and what it does: sentences, in paragraphs. It stands in front of the method's
  *   parameters, or alone. "Callers:" names who may call it, if not every client may; "Errors:" what
  *   it answers besides the errors that every method may give.
- * - "NAME: meaning." for each field of the list that follows.
- * - "Result of METHOD." describes a result that no list has: "NAME, TYPE: meaning." for each field,
- *   and below "In NAME:" for each field of a map in the array NAME.
+ * - "NAME: meaning." for each field of the list that follows, but those to which "Common fields."
+ *   gives a meaning that fits. "plain" for a meaning: the name and the type say it.
+ * - "Result of METHOD." describes a result that no list has: "NAME, TYPE: meaning." for each field
+ *   ("common" for that of "Common fields."), and below "In NAME:" for each field of a map in the
+ *   array NAME.
  * - "Notification NAME of METHOD." and "Values of FIELD." before a notification and an enum.
  *
  * A meaning goes on in indented lines.
@@ -50,14 +52,39 @@
 
 /* ---- parts of messages ---- */
 
-/* a day */
+/* Common fields. A field without a meaning of its own has this one.
+ * ns: from `namespace.open`, `encoding.open` or `summary.open`.
+ * fingerprint: docs/protocol.md, "Fingerprint".
+ * instance: random at each start; when it changes, all numbers are void.
+ * region: from `region.register`.
+ * sequence: from `sequence.open`.
+ * mapping: from `mapping.open`.
+ * keys: `key_bytes` each, concatenated.
+ * key: of `key_bytes`.
+ * layer: first layer, from 0.
+ * layers: how many layers; 0: all from `layer` on.
+ * parts: how many; 0: all from `part` on.
+ * first: a block's place in the sequence.
+ * priority: higher first.
+ * timeout_ms: since the daemon read the request; 0: its default (30 s).
+ * gpu_busy: the GPU computes: copies leave gaps, for 0.3 s or until the region's next load or dump.
+ * request: the engine's id of its request, for `trace`.
+ * tenant: its name.
+ * cursor: 0: the first page.
+ * next: `cursor` of the next page.
+ * limit: entries of a page; 0: the daemon's choice.
+ * ready: parts that are published.
+ * complete: all parts are published.
+ * pinned: an operator pinned it.
+ * leases: leases and requests that keep it. */
 
 /* In handles:
- * kind: enum ucm_handle_kind.
- * bytes: how far planes may reach, from the start; kind 1: at least 16.
- * offset: of the start from the allocation's base, in bytes.
- * ipc: kind 1: the bytes of `cudaIpcMemHandle_t`.
- * fd: kinds 0 and 2: position among this frame's descriptors, from 0. */
+ * kind: 0 (cpu): `fd` is a memfd; 1: `ipc`, proven by `region.challenge`; 2: `fd` is of
+ *   `cuMemExportToShareableHandle`.
+ * bytes: how far planes may reach; kind 1: at least 16.
+ * offset: of the start; kind 1: from the allocation's base.
+ * ipc: the bytes of `cudaIpcMemHandle_t`.
+ * fd: place among the frame's descriptors. */
 #define UCM_MSG_HANDLE(F, m)                                                                       \
     F(m, u64, kind, REQ, 0, 2)                                                                     \
     F(m, u64, bytes, REQ, 1, UINT64_MAX / 2)                                                       \
@@ -65,7 +92,7 @@
     F(m, bin, ipc, OPT, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                \
     F(m, u64, fd, OPT, 0, UCM_MAX_FRAME_FDS - 1)
 
-/* Values of `kind` in `handles`. */
+/* `kind` in `handles`. */
 enum ucm_handle_kind {
     /* cpu: `fd` is a memfd with `F_SEAL_SHRINK`. */
     UCM_HANDLE_MEMFD = 0,
@@ -77,10 +104,10 @@ enum ucm_handle_kind {
 };
 
 /* In planes: block b is the `block_bytes` bytes at handle + `offset` + b * `stride`.
- * handle: index in `handles`, from 0.
+ * handle: index in `handles`.
  * offset: from the handle's start to block 0.
  * stride: from a block to the next; at least `block_bytes`.
- * block_bytes: bytes of this plane in one block.
+ * block_bytes: of this plane in one block.
  * layer: from 0. */
 #define UCM_MSG_PLANE(F, m)                                                                        \
     F(m, u64, handle, OPT, 0, UCM_MAX_HANDLES - 1)                                                 \
@@ -91,29 +118,28 @@ enum ucm_handle_kind {
 
 /* ---- requests and their results ---- */
 
-/* Method hello. Agrees on the highest version that both sides speak, and answers this connection's
- * limits. It is the first request of a connection, and may be repeated.
- * Errors: UNSUPPORTED: no common version; the sentence names the daemon's.
- * version_min: lowest version that the client speaks.
- * version_max: highest version; not below `version_min`.
- * client: a name for operators to read, e.g. `vllm-0`. */
+/* Method hello. Agrees on the highest common version, and answers the connection's limits. It is
+ * the first request, and may be repeated.
+ * Errors: UNSUPPORTED: no common version.
+ * version_min: plain.
+ * version_max: not below `version_min`.
+ * client: for operators, e.g. `vllm-0`. */
 #define UCM_MSG_HELLO(F, m)                                                                        \
     F(m, u64, version_min, REQ, 1, UCM_U32)                                                        \
     F(m, u64, version_max, REQ, 1, UCM_U32)                                                        \
     F(m, str, client, REQ, 1, UCM_MAX_NAME_BYTES)
 
-/* version: the version that both speak from now on.
- * server: name and version of the daemon.
- * instance: random at each start; when it changes, all numbers are void.
- * tenant: the caller's tenant.
- * admin: the caller is an operator.
- * max_frame_bytes: bytes of a frame's body.
- * max_keys: keys of one request.
- * max_requests: requests under way on this connection.
- * max_regions: regions of this connection.
- * max_leases: leases of this connection.
- * max_lease_ms: longer leases are cut to this.
- * max_timeout_ms: a longer `timeout_ms` is refused. */
+/* version: spoken from now on.
+ * server: its name and version.
+ * tenant: the caller's.
+ * admin: an operator.
+ * max_frame_bytes: of a body.
+ * max_keys: of a request.
+ * max_requests: under way.
+ * max_regions: plain.
+ * max_leases: plain.
+ * max_lease_ms: cuts longer leases.
+ * max_timeout_ms: bounds `timeout_ms`. */
 #define UCM_MSG_HELLO_R(F, m)                                                                      \
     F(m, u64, version, REQ, 1, UCM_U32)                                                            \
     F(m, str, server, REQ, 1, UCM_MAX_NAME_BYTES)                                                  \
@@ -128,23 +154,22 @@ enum ucm_handle_kind {
     F(m, u64, max_lease_ms, REQ, 1, UCM_U32)                                                       \
     F(m, u64, max_timeout_ms, REQ, 1, UCM_U32)
 
-/* Method namespace.open. Opens a namespace for this connection and answers its number. At a limit,
- * it replaces the least recently used namespace that is not open and holds no blocks.
- * Errors: INVALID: a part is too large for the arena; DENIED: another tenant's; BUSY: the
- *   connection, the tenant or the daemon has too many.
- * tenant: absent: the caller's own.
- * model: e.g. `meta-llama/Llama-3.1-8B`.
- * revision: of weights and adapters.
+/* Method namespace.open. Opens a namespace for this connection. At a limit, the least recently used
+ * namespace goes that is neither open nor holds blocks.
+ * Errors: INVALID: a part is too large for the arena; DENIED: another tenant's; BUSY: too many are
+ *   open or exist.
+ * tenant: absent: the caller's.
+ * model: plain.
+ * revision: of weights, adapters.
  * dtype: of the KV, e.g. `bf16`, `fp8_e4m3`.
- * layout: name and version of the order of a block's bytes, e.g. `nhd/1`.
- * block_tokens: tokens of a block.
- * key_bytes: length of every key.
- * parts: ranks that each hold a slice of a block; MLA: 1.
- * layers: layers of each part, 1 to 1024: one number for all parts, or `parts` numbers.
- * layer_bytes: KV bytes of one layer of one part of one block.
- * salt: whatever else must separate namespaces.
- * durability: of this connection's dumps that name none: 0: DRAM, 1: NVMe. Opening again sets it
- *   again. */
+ * layout: order of a block's bytes, with a version: `nhd/1`.
+ * block_tokens: plain.
+ * key_bytes: plain.
+ * parts: ranks with a slice of each block; MLA: 1.
+ * layers: of each part, 1 to 1024: one number, or `parts` numbers.
+ * layer_bytes: of one layer of one part.
+ * salt: anything else that separates namespaces.
+ * durability: of dumps that name none: 0 DRAM, 1 NVMe. Each open sets it. */
 #define UCM_MSG_NS_OPEN(F, m)                                                                      \
     F(m, str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                  \
     F(m, str, model, REQ, 1, UCM_MAX_NAME_BYTES)                                                   \
@@ -159,47 +184,41 @@ enum ucm_handle_kind {
     F(m, bin, salt, OPT, 0, UCM_MAX_SALT_BYTES)                                                    \
     F(m, u64, durability, OPT, 0, 1)
 
-/* ns: the namespace's number, for other requests.
- * fingerprint: docs/protocol.md, "Fingerprint". */
+/* A namespace. */
 #define UCM_MSG_NS_OPEN_R(F, m)                                                                    \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)
 
-/* Method region.register. Registers memory that blocks are loaded into and dumped from: one part of
- * each block.
+/* Method region.register. Registers memory for one part of each block, to load into and dump from.
  *
  * Planes are sorted by layer. The fragments of a layer's planes, in list order, are its bytes and
- * add up to `layer_bytes`. Every block ends inside its handle, and no two fragments share a byte. A
- * region may leave layers out; then `load` and `dump` name a range without them. A region of an
- * encoded namespace has the planes of the raw form.
+ * add up to `layer_bytes`. Blocks end inside their handle; no two fragments share a byte. A region
+ * may leave layers out; `load` and `dump` then name others. Planes of an encoded namespace have the
+ * raw form.
  *
- * With `block_pool` the region is a GPU block pool for `gather`: each of its `blocks` entries takes
- * one layer of any block. Its planes are those of one layer, with `layer` 0. `load` and `dump`
- * refuse it.
+ * With `block_pool` it is a GPU block pool for `gather` alone: each of `blocks` entries takes one
+ * layer of any block. Its planes are those of one layer, with `layer` 0.
  * Errors: INVALID: handles or planes are wrong; DEVICE: a handle can't be opened; DENIED: a handle
  *   of kind 1 without its proof (`region.challenge`); BUSY: the connection has `max_regions`.
- * ns: from `namespace.open`.
- * part: the part that this worker holds, from 0.
- * blocks: block ids below this may be loaded and dumped.
+ * part: the worker's, from 0.
+ * blocks: block ids are below this.
  * device: `cpu` or `cuda`.
- * gpu: cuda, required there: the GPU's UUID (`cuDeviceGetUuid`), never an ordinal.
- * handles: the memory.
- * planes: where the bytes of blocks lie in it.
- * ring_region: cuda: the region's name in orders of this connection's staging ring; 0: never
- *   staged.
- * block_pool: a GPU block pool.
- * rope: where K lies in a layer, for loads that shift positions: first byte, rows, channels of a
- *   row, first channel that rotates, how many rotate, and tokens of a head in a row (1 may be left
- *   out).
- * rope_dtype: with `rope`: `f32`, `f16`, `bf16` or `fp8_e4m3`.
- * rope_interleaved: pairs are neighbours; else the halves of the rotary part.
- * rope_base: with `rope`: the rotary base, above 1.
+ * gpu: with `cuda`: the GPU's UUID (`cuDeviceGetUuid`).
+ * handles: plain.
+ * planes: plain.
+ * ring_region: its name in the staging ring's orders; 0: never staged.
+ * block_pool: plain.
+ * rope: K of a layer: first byte, rows, their channels, first that rotates, how many rotate, tokens
+ *   of a head in a row (absent: 1).
+ * rope_dtype: `f32`, `f16`, `bf16` or `fp8_e4m3`.
+ * rope_interleaved: pairs are neighbours; else halves of the rotary part.
+ * rope_base: the rotary base, above 1.
  * rope_scaling: `default` (or absent), `linear`, `dynamic`, `yarn`, `llama3`.
  * rope_factor: all scaling but `default`: at least 1.
- * rope_trained: `dynamic`, `yarn`, `llama3`: tokens that the model was trained for before scaling.
+ * rope_trained: `dynamic`, `yarn`, `llama3`: tokens trained for before scaling.
  * rope_fast: `yarn`: beta_fast; `llama3`: high_freq_factor.
  * rope_slow: `yarn`: beta_slow; `llama3`: low_freq_factor.
- * rope_whole: `yarn`: the ramp's ends are rounded to whole pairs, as most models have it. */
+ * rope_whole: `yarn`: the ramp ends at whole pairs, the usual. */
 #define UCM_MSG_REGION_REGISTER(F, m)                                                              \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, u64, part, OPT, 0, UCM_MAX_PARTS - 1)                                                     \
@@ -221,41 +240,37 @@ enum ucm_handle_kind {
     F(m, f64, rope_slow, OPT, 0, 1000000)                                                          \
     F(m, flag, rope_whole, OPT, 0, 0)
 
-/* Method region.unregister. Ends a region; its loads, dumps and gathers are cancelled first. Free
- * the memory only after the answer: then the daemon has closed its mapping.
- * Errors: NOT_FOUND: this connection has nothing of that number mapped.
- * region: its number, from `region.register`. */
+/* Method region.unregister. Ends a region and its loads, dumps and gathers. Free the memory only
+ * after the answer.
+ * Errors: NOT_FOUND: no such region. */
 #define UCM_MSG_REGION(F, m) F(m, u64, region, REQ, 1, UCM_U32)
 
-/* Method region.challenge. Answers a nonce with which the client proves that CUDA memory is its
- * own, since a CUDA IPC handle can be guessed. It comes before each `region.register` with handles
- * of kind 1 and each `ring.register`:
+/* Method region.challenge. Answers a nonce to prove that CUDA memory is the client's own. It comes
+ * before each `region.register` with handles of kind 1 and each `ring.register`:
  *
  * 1. Call `region.challenge`.
- * 2. Save the first 16 bytes that each such handle names, from its `offset`. Write the nonce over
- *    them, and wait until it is in GPU memory.
+ * 2. Save the 16 bytes at each such handle's `offset`. Write the nonce over them, and wait until it
+ *    is in GPU memory.
  * 3. Send the registration.
- * 4. After its answer restore the bytes, in reverse order where two handles name the same ones.
+ * 4. After its answer restore the bytes, in reverse order.
  *
- * The daemon compares the bytes before anybody can load or dump. A nonce serves the connection's
- * next such registration, within 10 s. Let a handle begin at a block that is not in use, so that no
- * copy sees the nonce.
- * nonce: random bytes. */
+ * A nonce serves the connection's next such registration, within 10 s. Begin handles at unused
+ * blocks, so that no copy sees the nonce.
+ * nonce: random. */
 #define UCM_MSG_CHALLENGE_R(F, m) F(m, bin, nonce, REQ, UCM_NONCE_BYTES, UCM_NONCE_BYTES)
 
 /* Method ring.register. Registers a staging ring: entries of GPU memory that copies pass through,
  * and shared memory for their orders (docs/design/mappings.md, "Staging rings"). A connection has
- * one a GPU, for its regions whose `ring_region` is not 0.
- * Errors: DEVICE: the daemon can't map it or can't see the worker's process; BUSY: the connection
- *   has a ring on that GPU, or another ring uses the memory; DENIED: the first entry does not begin
- *   with the nonce (`region.challenge`).
- * gpu: the GPU's UUID (`cuDeviceGetUuid`).
+ * one for each GPU, for its regions whose `ring_region` is not 0.
+ * Errors: DEVICE: can't be mapped, or the worker's process is invisible; BUSY: there is a ring on
+ *   that GPU, or in that memory; DENIED: no proof (`region.challenge`).
+ * gpu: as in `region.register`.
  * ipc: the bytes of `cudaIpcMemHandle_t`.
- * offset: of the first entry from the allocation's base.
- * entry_bytes: bytes of an entry; a multiple of 4096.
- * entries: number of entries; they follow one another.
- * fd: position among this frame's descriptors: a memfd of 139,264 zero bytes, with `F_SEAL_SHRINK`
- *   and `F_SEAL_GROW`. */
+ * offset: of the first entry in the allocation.
+ * entry_bytes: a multiple of 4096.
+ * entries: one after another.
+ * fd: place among the frame's descriptors: a memfd of 139,264 zero bytes, with `F_SEAL_SHRINK` and
+ *   `F_SEAL_GROW`. */
 #define UCM_MSG_RING_REGISTER(F, m)                                                                \
     F(m, bin, gpu, REQ, UCM_UUID_BYTES, UCM_UUID_BYTES)                                            \
     F(m, bin, ipc, REQ, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                \
@@ -264,35 +279,28 @@ enum ucm_handle_kind {
     F(m, u64, entries, REQ, 2, UCM_MAX_STAGING_ENTRIES)                                            \
     F(m, u64, fd, OPT, 0, UCM_MAX_FRAME_FDS - 1)
 
-/* Method ring.unregister. Ends a staging ring. The daemon waits for copies that may use it, so
- * serve orders until the answer.
- * ring: its number, from `ring.register`. */
+/* Method ring.unregister. Ends a staging ring. Serve orders until the answer.
+ * ring: from `ring.register`. */
 #define UCM_MSG_RING(F, m) F(m, u64, ring, REQ, 1, UCM_U32)
 
 /* Method lookup. Says which blocks are complete. Without `per_key` it counts hits from the first
  * key to the first miss: the cached prefix.
  *
- * With a shared tier the daemon asks it for keys that this host lacks, for `wait_ms` at most; what
- * is unknown by then is a miss. For a prefix it samples keys, and takes those between two found
- * ones as found. It answers at once if nothing is missing, if earlier answers suffice, or at
- * `max_requests`. A cancelled lookup answers with what this host has.
+ * The daemon asks the shared tier for keys that this host lacks; what is unknown after `wait_ms`,
+ * or a cancel, is a miss. For a prefix it samples keys, and takes those between two found ones as
+ * found. It asks nothing at `max_requests`.
  *
  * With `wait_mode` 1 it answers at once, with `pending` while the shared tier is being asked.
- * Repeat the same keys in the same order until `pending` is absent; the daemon keeps the shared
- * tier's answer for a second. An answer with `pending` takes no lease, counts in no hit rate, and
- * keeps no block. Beyond 64 such searches of a connection, it answers as without a shared tier.
- *
- * A lease does not keep other hosts from removing a block that only the shared tier has.
- * Errors: BUSY: the connection has `max_leases`; nothing is leased.
- * ns: from `namespace.open`, `encoding.open` or `summary.open`.
- * keys: `key_bytes` each, concatenated, in the order of the sequence.
+ * Repeat the same keys in order until `pending` is absent; the shared tier's answer is kept for a
+ * second. An answer with `pending` takes no lease and counts in no hit rate. Beyond 64 such
+ * searches of a connection, the shared tier is not asked.
+ * Errors: BUSY: the connection has `max_leases`.
+ * keys: `key_bytes` each, in the sequence's order.
  * per_key: look at each key by itself.
- * lease_ms: take a lease for so long; 0: none.
- * shared: tell apart what must be read from the shared tier.
- * wait_ms: for the shared tier, at most; 0: `shared.lookup_timeout`, with `wait_mode` 1
- *   `shared.timeout`.
- * request: the engine's id of its request, for `trace`.
- * wait_mode: enum ucm_lookup_wait_mode. */
+ * lease_ms: lease hits for so long; 0: no lease.
+ * shared: tell apart what only the shared tier has.
+ * wait_ms: 0: `shared.lookup_timeout`, with `wait_mode` 1 `shared.timeout`.
+ * wait_mode: 0 wait for the shared tier, 1 see above, 2 don't ask it. */
 #define UCM_MSG_LOOKUP(F, m)                                                                       \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
@@ -303,12 +311,12 @@ enum ucm_handle_kind {
     F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                              \
     F(m, u64, wait_mode, OPT, 0, UCM_LOOKUP_HERE)
 
-/* hits: blocks found; without `per_key`, from the first key on without a gap.
- * dram: how many of these lie wholly in DRAM.
- * lease: for `load` and `release`; absent: none was asked for, or nothing was hit.
- * status: only with `per_key`: one byte a key, enum ucm_lookup_status.
- * shared: only with `shared`: how many hits have status 3.
- * pending: the shared tier is being asked: look the same keys up again. */
+/* hits: blocks found.
+ * dram: of these, wholly in DRAM.
+ * lease: absent: not asked for, or no hits.
+ * status: with `per_key`: one byte a key, enum ucm_lookup_status.
+ * shared: with `shared`: hits of status 3.
+ * pending: look the same keys up again. */
 #define UCM_MSG_LOOKUP_R(F, m)                                                                     \
     F(m, u64, hits, REQ, 0, UCM_MAX_KEYS)                                                          \
     F(m, u64, dram, OPT, 0, UCM_MAX_KEYS)                                                          \
@@ -317,21 +325,13 @@ enum ucm_handle_kind {
     F(m, u64, shared, OPT, 0, UCM_MAX_KEYS)                                                        \
     F(m, flag, pending, OPT, 0, 0)
 
-/* Method release. Ends a lease early. A lease that has run out, or never was, is no error.
+/* Method release. Ends a lease early. An unknown lease is no error.
  * lease: from `lookup`. */
 #define UCM_MSG_RELEASE(F, m) F(m, u64, lease, REQ, 1, UCM_U32)
 
-/* region: from `region.register`.
- * keys: `key_bytes` each, concatenated, in the order of the sequence.
- * blocks: u32, little-endian, for each key: its block of the region, each at most once.
- * layer: first layer.
- * layers: how many layers; 0: all from `layer` on.
- * priority: higher first.
- * timeout_ms: timeout, from when the daemon reads the request; 0: the daemon's default (30 s).
- * progress_interval: send `progress` after every so many layers; 0: never.
- * request: the engine's id of its request, for `trace`.
- * gpu_busy: the worker's GPU computes meanwhile: its copies leave gaps, for 0.3 s or until the
- *   region's next load or dump. */
+/* keys: `key_bytes` each, in the sequence's order.
+ * blocks: u32 a key: its block of the region, each at most once.
+ * progress_interval: `progress` after every so many layers; 0: never. */
 #define UCM_LOADED_FIELDS(F, m)                                                                    \
     F(m, u64, region, REQ, 1, UCM_U32)                                                             \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
@@ -345,63 +345,52 @@ enum ucm_handle_kind {
     F(m, flag, gpu_busy, OPT, 0, 0)
 
 /* Method load. Copies blocks into a region, key i to block `blocks[i]`, and answers when every key
- * has its status. Until then neither read nor write these blocks. Afterwards only blocks with
- * status 0 hold the requested bytes.
+ * has its status. Until then do not touch these blocks. Afterwards only those with status 0 hold
+ * the requested bytes.
  *
  * With `progress_interval` the daemon copies that many layers of all blocks at a time and sends
- * `progress`. The first comes when all blocks are in DRAM: a block on NVMe is read whole. Blocks
- * that exceed half of the daemon's DRAM are loaded in portions, and it comes late.
- * lease: ends when this load ends; 0: none.
- * shifts: runs of keys whose K is re-rotated, five numbers each (docs/protocol.md, "Position
- *   shifts"); none: K stays. */
+ * `progress`. The first comes when all blocks are in DRAM; late, if they exceed half of the
+ * daemon's DRAM.
+ * lease: ends with this load; 0: none.
+ * shifts: five numbers a run of keys (docs/protocol.md, "Position shifts"); absent: K stays. */
 #define UCM_MSG_LOAD(F, m)                                                                         \
     UCM_LOADED_FIELDS(F, m)                                                                        \
     F(m, u64, lease, OPT, 0, UCM_U32)                                                              \
     F(m, u32s, shifts, OPT, 0, UCM_MAX_SHIFTS *UCM_SHIFT_NUMBERS)
 
-/* Method load_prefix. Does a `lookup` without `per_key`, its lease and a `load` in one request. It
- * loads the blocks from the first key to the first miss; later keys have status 1. It counts as a
- * load and, for part 0, as a lookup.
+/* Method load_prefix. Does a `lookup` without `per_key`, its lease and a `load` in one request.
+ * Keys from the first miss on have status 1. It counts as a load and, for part 0, as a lookup.
  * wait_ms: as in `lookup`. */
 #define UCM_MSG_LOAD_PREFIX(F, m)                                                                  \
     UCM_LOADED_FIELDS(F, m)                                                                        \
     F(m, u64, wait_ms, OPT, 0, UCM_TIMEOUT_MS)
 
-/* Notification progress of load. So many layers have arrived. One may report several steps; the
- * answer alone reports the last.
- * msgid: of the request.
- * layers: layers, counted from its `layer`, that are loaded in every block with status 0.
- * status: one byte a key, as known now; absent: unchanged since the last one, at first all 0. */
+/* Notification progress of load. Layers have arrived. One may report several steps; only the answer
+ * reports the last.
+ * msgid: plain.
+ * layers: from `layer` on, in every block with status 0.
+ * status: one byte a key; absent: unchanged, at first all 0. */
 #define UCM_MSG_PROGRESS(F, m)                                                                     \
     F(m, u64, msgid, REQ, 0, UCM_U32)                                                              \
     F(m, u64, layers, REQ, 1, UCM_MAX_LAYERS)                                                      \
     F(m, bin, status, OPT, 0, UCM_MAX_KEYS)
 #define UCM_PROGRESS "progress"
 
-/* Method dump. Copies blocks out of a region and stores them, and answers when every key has its
- * status. Until then do not write to these blocks. OK means in DRAM; with durability 1, OK and
- * EXISTS mean on stable storage, else the status is 8. The dump that brings a part's last layer
- * answers for the whole part.
+/* Method dump. Stores blocks of a region, and answers when every key has its status. Until then do
+ * not write to them. OK means in DRAM; with durability 1, OK and EXISTS mean on stable storage,
+ * else the status is 8. The dump of a part's last layer answers for the whole part.
  *
- * The worker's writes are done, or `cuda_event` names a CUDA event recorded after the last one, for
- * which the daemon waits. If it can't open the event, or the worker has another user, PID namespace
- * or `/dev/shm`, the status is 7: wait for the event, then dump without it. CUDA reports an event
- * that was never recorded as signalled.
+ * The worker's writes are done, or the daemon waits for `cuda_event`, recorded after the last one.
+ * If it can't open that, or the worker has another user, PID namespace or `/dev/shm`, the status is
+ * 7; wait, then dump without it. An event that was never recorded counts as signalled.
  *
- * Layer-wise: dump each layer once, in any order, on one connection. The last one publishes the
- * part. A dump of all layers begins the part again if none of it is being copied.
- * region: from `region.register`.
- * keys: `key_bytes` each, concatenated.
- * blocks: u32, little-endian, for each key: below the region's `blocks`.
- * layer: first layer.
- * layers: how many layers; 0: all from `layer` on.
- * cuda_event: cuda: the bytes of a `cudaIpcEventHandle_t` to wait for; on `cpu` the status is 7.
- * priority: higher first; at the same one, loads before dumps.
- * timeout_ms: as in `load`.
- * durability: enum ucm_dump_durability.
- * request: the engine's id of its request, for `trace`.
- * raw: store in the base of an encoded namespace, raw; elsewhere no effect.
- * gpu_busy: as in `load`. */
+ * Dump each layer once, in any order, on one connection; the last publishes the part. A dump of all
+ * layers begins the part again if none of it is being copied.
+ * blocks: u32 a key: its block of the region.
+ * cuda_event: the bytes of a `cudaIpcEventHandle_t`; `cpu`: status 7.
+ * priority: higher first; loads before dumps of the same.
+ * durability: 0 as in `namespace.open`, 1 on stable storage, 2 in DRAM.
+ * raw: store raw, in the encoded namespace's base. */
 #define UCM_MSG_DUMP(F, m)                                                                         \
     F(m, u64, region, REQ, 1, UCM_U32)                                                             \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
@@ -416,22 +405,15 @@ enum ucm_handle_kind {
     F(m, flag, raw, OPT, 0, 0)                                                                     \
     F(m, flag, gpu_busy, OPT, 0, 0)
 
-/* Values of `durability` in `dump`. */
+/* `durability` in `dump`. */
 enum ucm_dump_durability {
     UCM_DURABILITY_DEFAULT = 0, /* as this connection opened the namespace */
     UCM_DURABILITY_NVME = 1,    /* answered when the bytes are on stable storage */
     UCM_DURABILITY_DRAM = 2,    /* answered when they are in DRAM */
 };
 
-/* Method prefetch. Brings complete blocks from NVMe or the shared tier into DRAM, without a region.
- * No lease keeps them: they may be evicted again.
- * ns: from `namespace.open`, `encoding.open` or `summary.open`.
- * keys: `key_bytes` each, concatenated.
- * part: the first part, from 0.
- * parts: how many; 0: all from `part` on.
- * priority: higher first.
- * timeout_ms: as in `load`.
- * request: the engine's id of its request, for `trace`. */
+/* Method prefetch. Brings complete blocks into DRAM, where they may be evicted again.
+ * part: the first. */
 #define UCM_MSG_PREFETCH(F, m)                                                                     \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
@@ -441,19 +423,19 @@ enum ucm_dump_durability {
     F(m, u64, timeout_ms, OPT, 0, UCM_TIMEOUT_MS)                                                  \
     F(m, str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)
 
-/* status: one byte a key, in the order of the request: enum ucm_block_status.
- * bytes: copied, read or built for this request. */
+/* status: one byte a key: enum ucm_block_status.
+ * bytes: plain. */
 #define UCM_MSG_BLOCKS_R(F, m)                                                                     \
     F(m, bin, status, REQ, 1, UCM_MAX_KEYS)                                                        \
     F(m, u64, bytes, OPT, 0, UINT64_MAX)
 
 /* Method cancel. Stops a waiting `lookup` of this connection, or a request that moves, builds or
- * selects blocks. It still answers, with status 6 for what was not moved; a `select` answers
- * CANCELLED. Copies that a device has begun finish.
- * msgid: of the request to stop. */
+ * selects blocks. What was not moved has status 6; a `select` answers CANCELLED. Copies that have
+ * begun finish.
+ * msgid: of that request. */
 #define UCM_MSG_CANCEL(F, m) F(m, u64, msgid, REQ, 0, UCM_U32)
 
-/* cancelled: false: no such request is under way. */
+/* cancelled: false: no such request. */
 #define UCM_MSG_CANCEL_R(F, m) F(m, flag, cancelled, OPT, 0, 0)
 
 /* M(NAME, name, "method", params, result): the last two by the suffix that UCM_MESSAGES gives them,
@@ -521,7 +503,7 @@ enum ucm_method {
         UCM_METHOD_COUNT
 };
 
-/* Values of `wait_mode` in `lookup`. */
+/* `wait_mode` in `lookup`. */
 enum ucm_lookup_wait_mode {
     UCM_LOOKUP_WAIT = 0,  /* answer when the shared tier has answered */
     UCM_LOOKUP_LATER = 1, /* answer at once; `pending` says that the shared tier is being asked */
@@ -532,38 +514,30 @@ enum ucm_lookup_wait_mode {
 enum ucm_lookup_status {
     UCM_LOOKUP_MISS = 0, /* not cached, or not complete */
     UCM_LOOKUP_DRAM = 1, /* every part lies in DRAM */
-    UCM_LOOKUP_NVME = 2, /* complete, but a part must be read from NVMe */
-    /* complete, but a part must be read from the shared tier; 2 without `shared` */
+    UCM_LOOKUP_NVME = 2, /* a part must be read from NVMe */
+    /* a part must be read from the shared tier; 2 without `shared` */
     UCM_LOOKUP_SHARED = 3,
 };
 
 /* Values of `status` of requests that move blocks. */
 enum ucm_block_status {
-    /* Moved. A dumped part is published once its other layers are there too. */
-    UCM_BLOCK_OK = 0,
-    /* Load, prefetch, gather: not cached, not complete, or the shared tier did not answer in
-     * time. */
-    UCM_BLOCK_MISS = 1,
-    /* Its read or its checksum failed: treat it as a miss. That copy is gone. */
+    UCM_BLOCK_OK = 0,   /* moved */
+    UCM_BLOCK_MISS = 1, /* not cached, not complete, or the shared tier was late */
+    /* The read or the checksum failed, and that copy is gone: treat it as a miss. */
     UCM_BLOCK_FAILED = 2,
-    /* Not moved: DRAM is full of blocks in use, an encryption key is still being read, the prefetch
-     * has read half of the daemon's DRAM, or an operator bypasses stores. */
+    /* DRAM is full of blocks in use, an encryption key is still being read, a prefetch has read
+     * half of DRAM, or stores are bypassed. */
     UCM_BLOCK_NO_ROOM = 3,
-    /* Dump: the part is stored already; nothing was copied. */
-    UCM_BLOCK_EXISTS = 4,
-    /* Dump: nothing was copied. Another connection stores this part, one of these layers was dumped
-     * before, or the block was evicted and is still in use. */
+    UCM_BLOCK_EXISTS = 4, /* dump: stored already */
+    /* Dump: another connection stores this part, one of these layers was dumped before, or the
+     * block was evicted and is still in use. */
     UCM_BLOCK_IN_PROGRESS = 5,
-    /* Not moved before the cancel or the timeout. */
-    UCM_BLOCK_CANCELLED = 6,
-    /* The copy failed on the device. A dumped block is not stored. */
-    UCM_BLOCK_DEVICE = 7,
+    UCM_BLOCK_CANCELLED = 6, /* not moved before the cancel or the timeout */
+    UCM_BLOCK_DEVICE = 7,    /* the copy failed; a dumped block is not stored */
     /* Durable dump: stored, but not known to be on stable storage, or an earlier run's copy was
      * damaged and is gone. */
     UCM_BLOCK_NOT_DURABLE = 8,
-    /* Dump: the encoding (`lossless`) can't hold these bytes; nothing is stored. Dump again with
-     * `raw`. */
-    UCM_BLOCK_UNFIT = 9,
+    UCM_BLOCK_UNFIT = 9, /* dump: `lossless` can't hold these bytes; dump again with `raw` */
 };
 
 /* ---- the structs ---- */

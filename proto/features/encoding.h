@@ -4,22 +4,20 @@
 
 #include "proto/limits.h"
 
-/* Method encoding.open. Opens the encoded namespace of a base namespace and answers its number
- * (docs/protocol.md, "Encoded namespaces"). Dumps that name no durability are as durable as the
- * base was opened when this was first called. Errors of `namespace.open` apply.
- * Errors: UNSUPPORTED: the daemon lacks the encoding or this version: go on with the base; INVALID:
- *   sizes or dtype do not fit the encoding or the base, the base is encoded or holds summaries, or
- *   an encoded part is too large for the arena.
- * ns: the base, from `namespace.open`.
+/* Method encoding.open. Opens the encoded namespace of a base namespace (docs/protocol.md, "Encoded
+ * namespaces"). Its durability is the base's when first called. Errors of `namespace.open` apply.
+ * Errors: UNSUPPORTED: unknown encoding or version: use the base; INVALID: sizes or dtype do not
+ *   fit, the base is encoded or holds summaries, or a part is too large for the arena.
+ * ns: the base.
  * encoding: `fp8`, `int8`, `q4` or `lossless`.
- * version: of the encoding's definition; 0: the daemon's.
+ * version: of the encoding; 0: the daemon's.
  * dtype: of the raw form: `f16`, `bf16` or `fp8_e4m3`.
- * k: of K in a layer: tokens, heads, elements of a row; MLA: the latent.
+ * k: tokens, heads, elements of a row in a layer's K; MLA: of the latent.
  * v: the same of V; absent: a layer is one tensor.
- * order: of rows: 0: token after token, 1: head after head.
- * axis: int8: 0: K has a scale for each row, 1: for each channel of a head.
+ * order: of rows: 0 token after token, 1 head after head.
+ * axis: int8: K's scale is 0 a row's, 1 a head's channel's.
  * seed: q4: of its rotation.
- * run: int8 with `axis` 1: tokens of K that share a scale; 0: all. */
+ * run: int8, `axis` 1: tokens of K that share a scale; 0: all. */
 #define UCM_MSG_ENCODING_OPEN(F, m)                                                                \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, str, encoding, REQ, 1, 16)                                                                \
@@ -32,11 +30,9 @@
     F(m, u64, seed, OPT, 0, UINT64_MAX)                                                            \
     F(m, u64, run, OPT, 0, UCM_U32)
 
-/* ns: the encoded namespace's number.
- * fingerprint: docs/protocol.md, "Fingerprint".
- * version: of the encoding.
+/* version: of the encoding.
  * encoded_bytes: of an encoded block, all parts.
- * raw_bytes: of a block of the base, all parts. */
+ * raw_bytes: of the base's block, all parts. */
 #define UCM_MSG_ENCODING_OPEN_R(F, m)                                                              \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)                      \

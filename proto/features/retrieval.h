@@ -7,36 +7,34 @@
 
 #include <stdint.h>
 
-/* Method summary.open. Opens the namespace of the block summaries that a method makes of a base
- * namespace, and answers its number (docs/protocol.md, "Block summaries"). Fields that the method
- * does not use are ignored. Errors of `namespace.open` apply. Building while parts are stored is
- * best effort; `summaries_skipped` counts parts without a summary, because DRAM is full of
- * blocks in use or 4,096 parts wait (3,072 of one tenant).
- * Errors: INVALID: the method does not take these parameters, the shape reaches past `layer_bytes`,
- *   or a part of summaries is too large for the arena.
- * ns: the base, from `namespace.open`.
+/* Method summary.open. Opens a namespace of a base's block summaries (docs/protocol.md, "Block
+ * summaries"). Fields that the method does not use are ignored. Errors of `namespace.open` apply.
+ * Building while parts are stored is best effort; `summaries_skipped` counts parts without one.
+ * Errors: INVALID: the method refuses a field, the shape exceeds `layer_bytes`, or a part the
+ *   arena.
+ * ns: the base.
  * method: 1 `mean`, 2 `submean`, 3 `box`, 4 `hash`, 5 `stats`, 6 `tokens`.
  * kind: mean: 0 mean, 1 largest value, 2 mean of length 1.
  * run: submean: tokens a mean; divides `block_tokens`.
- * keep: submean: a bit for each RoPE pair of channels that stays; absent: all.
- * pairs: submean with `keep`: a pair is 0: channels i and i + `head_dim` / 2, 1: 2i and 2i + 1.
+ * keep: submean: a bit for each RoPE pair that stays; absent: all.
+ * pairs: submean: of channels 0: i, i + `head_dim` / 2; 1: 2i, 2i + 1.
  * bits: hash: 64, 128 or 256 a token and KV head.
- * rope_bits: hash with `rope_dim`: how many of them are of the rotated part.
+ * rope_bits: hash with `rope_dim`: of `bits`, the rotated part's.
  * seed: hash: of its rotation.
  * chosen: tokens: how many stand for the block, at most 32.
- * rest: tokens: 1: with the mean of the other tokens, all in 4 bits a channel.
+ * rest: tokens: 1: with the mean of the others, in 4 bits a channel.
  * dtype: of the KV: 0 float32, 1 float16, 2 bfloat16, 3 float8 e4m3.
- * kv_heads: of a layer in a part.
- * head_dim: channels of K.
- * v_head_dim: channels of V; 0: no V.
- * rope_dim: MLA: how many of K's last channels are the rotated part.
- * k_offset: of K from the layer's start, in bytes.
- * k_token_stride: of K, bytes from a token to the next.
- * k_head_stride: of K, bytes from a KV head to the next.
- * v_offset: of V from the layer's start, in bytes.
- * v_token_stride: of V, bytes from a token to the next.
- * v_head_stride: of V, bytes from a KV head to the next.
- * build: while this connection lives, build summaries of parts that anybody stores in the base. */
+ * kv_heads: of a part.
+ * head_dim: of K.
+ * v_head_dim: 0: no V.
+ * rope_dim: MLA: K's last channels that rotate.
+ * k_offset: from the layer's start, in bytes.
+ * k_token_stride: plain.
+ * k_head_stride: plain.
+ * v_offset: plain.
+ * v_token_stride: plain.
+ * v_head_stride: plain.
+ * build: while connected, build them as parts are stored. */
 #define UCM_MSG_SUMMARY_OPEN(F, m)                                                                 \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, u64, method, REQ, 1, 255)                                                                 \
@@ -62,24 +60,17 @@
     F(m, u64, v_head_stride, OPT, 0, UCM_U32)                                                      \
     F(m, flag, build, OPT, 0, 0)
 
-/* ns: the summaries' namespace, also for `lookup`, `load`, `dump` and `region.register`.
- * fingerprint: docs/protocol.md, "Fingerprint".
- * layer_bytes: of a summary: one layer of one block. */
+/* layer_bytes: of a summary. */
 #define UCM_MSG_SUMMARY_OPEN_R(F, m)                                                               \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)                      \
     F(m, u64, layer_bytes, REQ, 1, 1u << 28)
 
-/* Method summary.build. Builds the summaries of blocks that have none, from any tier. A summary
- * that another request builds is awaited. Status: OK: built; EXISTS; MISS: the block is not cached;
- * FAILED: it can't be read; IN_PROGRESS: a worker's dump stores it; NO_ROOM: DRAM, or the tenant's
- * `dram.max`, is full of blocks in use; CANCELLED.
+/* Method summary.build. Builds the summaries of blocks that have none, from any tier. Statuses: OK;
+ * EXISTS; MISS; FAILED: a block can't be read; IN_PROGRESS: a dump stores the summary; NO_ROOM:
+ * DRAM, or the tenant's `dram.max`, is full of blocks in use; CANCELLED.
  * ns: from `summary.open`.
- * keys: `key_bytes` each, concatenated.
- * part: the first part, from 0.
- * parts: how many; 0: all from `part` on.
- * priority: of reads; higher first.
- * timeout_ms: as in `load`. */
+ * part: the first. */
 #define UCM_MSG_SUMMARY_BUILD(F, m)                                                                \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
@@ -88,14 +79,12 @@
     F(m, u64, priority, OPT, 0, 7)                                                                 \
     F(m, u64, timeout_ms, OPT, 0, UCM_TIMEOUT_MS)
 
-/* Method sequence.open. Opens a sequence without blocks (docs/protocol.md, "Sequences and
- * selections").
- * Errors: BUSY: the connection has 4096; NOT_FOUND: this connection did not open the namespace by
+/* Method sequence.open. Opens an empty sequence (docs/protocol.md, "Sequences and selections").
+ * Errors: BUSY: the connection has 4096; NOT_FOUND: `ns` is not of this connection's
  *   `summary.open`.
  * ns: from `summary.open`.
- * part: the part whose layers are selected from.
- * lease_ms: the sequence ends when no request used it for this long; cut to `max_lease_ms`, as
- *   is 0. */
+ * part: whose layers are selected from.
+ * lease_ms: it ends when unused for this long; 0: `max_lease_ms`. */
 #define UCM_MSG_SEQUENCE_OPEN(F, m)                                                                \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, u64, part, OPT, 0, UCM_MAX_PARTS - 1)                                                     \
@@ -103,21 +92,17 @@
 
 /* Method sequence.close. Ends a sequence, with its leases and summaries. Its append is stopped. */
 
-/* sequence: the sequence's number, from `sequence.open`. */
+/* A sequence. */
 #define UCM_MSG_SEQUENCE(F, m) F(m, u64, sequence, REQ, 1, UCM_U32)
 
-/* Method sequence.append. Appends the blocks of the keys up to the first that the base namespace
- * lacks, and brings their summaries into DRAM. It answers when each summary is there or can't be.
- * With a shared tier both namespaces are looked up there. After a cancel or timeout, appended
- * blocks stay. All sequences together hold summaries in up to a quarter of the daemon's DRAM; those
- * of one uid in three quarters of that, operators excepted.
- * Errors: BUSY: the sequence has an append under way, or the connection's leases and sequences
- *   cover 2^20 keys; INVALID: the sequence would have more than 2^20 blocks.
- * sequence: from `sequence.open`.
- * keys: `key_bytes` each, concatenated, as the sequence goes on.
- * build: build summaries that no tier has.
- * priority: of reads; higher first.
- * timeout_ms: as in `load`. */
+/* Method sequence.append. Appends blocks up to the first key that the base lacks, also on the
+ * shared tier, and brings their summaries into DRAM. It answers when each is there or can't be.
+ * After a cancel or timeout, appended blocks stay. All sequences hold summaries in up to a quarter
+ * of the daemon's DRAM; one uid's in three quarters of that, except an operator's.
+ * Errors: BUSY: an append is under way, or the connection's leases and sequences cover 2^20 keys;
+ *   INVALID: more than 2^20 blocks.
+ * keys: as the sequence goes on.
+ * build: build summaries that no tier has. */
 #define UCM_MSG_SEQUENCE_APPEND(F, m)                                                              \
     F(m, u64, sequence, REQ, 1, UCM_U32)                                                           \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
@@ -125,15 +110,14 @@
     F(m, u64, priority, OPT, 0, 7)                                                                 \
     F(m, u64, timeout_ms, OPT, 0, UCM_TIMEOUT_MS)
 
-/* blocks: that the sequence has now.
- * dram: of these keys, wholly in DRAM.
- * nvme: of these keys, that must be read from NVMe.
- * shared: of these keys, that must be read from the shared tier.
- * missing: of these keys: not appended.
- * summaries: of these keys: summaries that the sequence holds.
- * built: how many of these had to be built first.
- * status: one byte a key: enum ucm_lookup_status, 0 if not appended; plus 4 if the sequence holds
- *   its summary. */
+/* blocks: in the sequence now.
+ * dram: of the keys, wholly in DRAM.
+ * nvme: to read from there.
+ * shared: to read from the shared tier.
+ * missing: not appended.
+ * summaries: of these keys, that it holds.
+ * built: of these, built first.
+ * status: a byte a key: enum ucm_lookup_status; plus 4 with its summary. */
 #define UCM_MSG_SEQUENCE_APPEND_R(F, m)                                                            \
     F(m, u64, blocks, REQ, 0, UCM_MAX_SEQUENCE_BLOCKS)                                             \
     F(m, u64, dram, OPT, 0, UCM_MAX_KEYS)                                                          \
@@ -147,37 +131,34 @@
 /* In sequence.append's status: the sequence holds the block's summary. */
 #define UCM_SEQUENCE_SUMMARY 4
 
-/* Method select. Chooses the blocks of sequences that a query wants, by their summaries
- * (docs/protocol.md, "Sequences and selections"). Row i asks for layer `layers[i]` of sequence
- * `sequences[i]`; all are of one namespace. A row has one list with `heads` 1 or 2, else one for
- * each KV head. Without `sparse_ratio`, `topk_tokens`, `min_blocks`, `sink_blocks` and
- * `recent_blocks`, top k chooses nothing.
- * Errors: INVALID: `q` has another length than the rows take, or a NaN or infinity; `q_heads` is no
- *   multiple of the KV heads; the answer could exceed a frame; CANCELLED, DEADLINE, SHUTDOWN: it
- *   was stopped.
- * sequences: the rows' sequences, from `sequence.open`.
- * layers: the rows' layers.
+/* Method select. Chooses the blocks of sequences that a query wants (docs/protocol.md, "Sequences
+ * and selections"). Row i asks for layer `layers[i]` of sequence `sequences[i]`; all are of one
+ * namespace. A row has one list with `heads` 1 or 2, else one for each KV head. Top k chooses
+ * nothing but what a field asks for.
+ * Errors: INVALID: `q` has a wrong length, NaN or infinity; `q_heads` is no multiple of the KV
+ *   heads; the answer could exceed a frame; CANCELLED, DEADLINE, SHUTDOWN: stopped.
+ * sequences: plain.
+ * layers: a row each.
  * q: of each row, `rows` queries of `q_heads` heads of `head_dim` channels.
  * q_dtype: 0 float32, 1 float16, 2 bfloat16.
- * q_heads: query heads; those of a KV head follow one another.
- * rows: queries of each row, those of its last tokens; 0: 1.
+ * q_heads: those of a KV head follow one another.
+ * rows: a row's queries, of its last tokens; 0: 1.
  * metric: 0 inner product; 1 minus the squared distance; 2 inner product with the rounded query.
- * reduce: over the queries of a KV head: 0 max, 1 mean, 2 sum of softmax.
+ * reduce: over a KV head's queries: 0 max, 1 mean, 2 sum of softmax.
  * heads: over KV heads: 0 a list for each, 1 sum, 2 max.
  * beta: softmax: scale of scores; 0: 1 / sqrt(`head_dim`), for `stats` and `tokens` with rest 1.
  * policy: 0 top k, 1 mass.
  * sparse_ratio: top k: fraction of the blocks.
- * topk_tokens: top k: the blocks of this many tokens, in place of `sparse_ratio`.
- * min_blocks: top k: at least this many.
- * eps: mass: the fraction of the weights that is enough.
- * beta_m: mass: weights are exp(beta_m score); 0: as `beta`.
- * limit: blocks of a list at most; 0: as many as the answer holds.
- * sink_blocks: first blocks, always chosen.
- * recent_blocks: last blocks, always chosen.
- * scores: answer the chosen blocks' scores too.
- * prefetch: 0: none; else afterwards prefetch the chosen blocks (16384 at most), with priority
- *   `prefetch` - 1; `cancel` stops it.
- * timeout_ms: as in `load`. */
+ * topk_tokens: top k: this many tokens' blocks, in place of `sparse_ratio`.
+ * min_blocks: top k: at least.
+ * eps: mass: fraction of weights that suffices.
+ * beta_m: mass: weights are exp(beta_m score); 0: `beta`.
+ * limit: blocks of a list at most; 0: as many as fit.
+ * sink_blocks: first, always chosen.
+ * recent_blocks: last, always chosen.
+ * scores: answer the scores too.
+ * prefetch: 0: none; else afterwards prefetch the chosen (16384 at most) with priority `prefetch` -
+ *   1; `cancel` stops it. */
 #define UCM_MSG_SELECT(F, m)                                                                       \
     F(m, u32s, sequences, REQ, 1, UCM_MAX_SELECT_ROWS)                                             \
     F(m, u32s, layers, REQ, 1, UCM_MAX_SELECT_ROWS)                                                \
@@ -202,11 +183,11 @@
     F(m, u64, prefetch, OPT, 0, 8)                                                                 \
     F(m, u64, timeout_ms, OPT, 0, UCM_TIMEOUT_MS)
 
-/* counts: u32 a list: how many blocks are chosen. Lists follow by row, then by KV head.
- * index: u32 a chosen block: its place in the sequence, ascending in a list; lists concatenated.
+/* counts: u32 a list: blocks chosen. By row, then KV head.
+ * index: u32 a chosen block: its place, ascending in a list; lists concatenated.
  * scores: float32 for each of `index`.
- * evicted: chosen blocks left out because they were evicted by name or purged since.
- * no_summary: blocks of the rows without a summary, which are chosen before others. */
+ * evicted: chosen, but evicted by name or purged.
+ * no_summary: without a summary, chosen before others. */
 #define UCM_MSG_SELECT_R(F, m)                                                                     \
     F(m, bin, counts, REQ, 4, UCM_MAX_FRAME_BYTES)                                                 \
     F(m, bin, index, REQ, 0, UCM_MAX_FRAME_BYTES)                                                  \
@@ -214,13 +195,9 @@
     F(m, u64, evicted, OPT, 0, UCM_U32)                                                            \
     F(m, u64, no_summary, OPT, 0, UINT64_MAX)
 
-/* Method sequence.prefetch. Brings the sequence's part of blocks from NVMe or the shared tier into
- * DRAM. A block that was evicted by name is a MISS. `prefetch_useful` and `prefetch_useless` count
- * the outcome.
- * sequence: from `sequence.open`.
- * index: u32, little-endian, a block: its place in the sequence.
- * priority: higher first.
- * timeout_ms: as in `load`. */
+/* Method sequence.prefetch. Brings the sequence's part of blocks into DRAM. A block that was
+ * evicted by name is a MISS.
+ * index: u32 a block: its place in the sequence. */
 #define UCM_MSG_SEQUENCE_PREFETCH(F, m)                                                            \
     F(m, u64, sequence, REQ, 1, UCM_U32)                                                           \
     F(m, bin, index, REQ, 4, UCM_BLOCKS_BYTES)                                                     \

@@ -22,24 +22,24 @@ TASKS = {
     "Look at blocks, and drop them": "stats health namespace.list ls inspect verify evict namespace.purge",
     "Operate the daemon": "pin unpin bypass shared.gc tenant.list tenant.set tenant.reset encryption_key.list encryption_key.reload config.get config.reload trace",
 }
-KINDS = {"u64": "uint", "str": "str", "bin": "bin", "flag": "bool", "f64": "float", "u32s": "array of uint", "handles": "array of map",
-         "planes": "array of map"}
-FREE_TYPES = ("uint", "str", "bin", "bool", "map", "array of map", "array of uint", "array of str")
-CALLERS = {"operators": "Operators only.",
-           "the namespace's tenant": "The namespace's tenant, and operators."}
+KINDS = {"u64": "uint", "str": "str", "bin": "bin", "flag": "bool", "f64": "float", "u32s": "uints", "handles": "maps", "planes": "maps"}
+FREE_TYPES = {"uint": "uint", "str": "str", "bin": "bin", "bool": "bool", "map": "map", "array of map": "maps", "array of uint": "uints",
+              "array of str": "strs"}
+CALLERS = {"operators": "For operators.", "the namespace's tenant": "For the tenant."}
+COMMON, PLAIN = "common", "plain"  # in place of a meaning: that of the common field; the name and the type say it
 
 ABOUT = """For authors of clients: every request that ucmd answers, with its fields, bounds and errors. [protocol.md](protocol.md) says how
 frames carry them, and what blocks, leases and sequences are.
 
-In the tables, a `?` after a type marks an optional field; if it is absent, it reads as 0, false or empty. Bounds follow the type: of
-a number, its value; of a str or bin, its bytes; of an array, its entries. Times are in milliseconds, sizes in bytes. A method
-without a table of params, or of results, has no fields there.
+Parentheses have the bounds: of a number, its value; of a str or bin, its bytes; of an array, its entries. `uints`, `strs` and
+`maps` are arrays. A `?` marks an optional field. Times are in milliseconds, sizes in bytes. A field without a meaning is one of the
+[common fields](#common-fields), or its name says it. A method without a table of params, or of results, has none.
 
-A method with `cursor` answers one page of a list. Call it again with `cursor` = `next` until `next` is 0; a page before that may
-have few entries or none.
+A method with `cursor` answers one page of a list. Call it again with `cursor` = `next` until `next` is 0 or absent; a page before that
+may have few entries or none.
 
-Any client may call a method, unless its *Callers* say otherwise. A client of the namespace's tenant need not open the namespace: it
-may use the number that `namespace.list` shows. Each method may also answer the [errors of every request](protocol.md#errors)."""
+Any client may call a method that does not say for whom it is. "For the tenant" means clients of the namespace's tenant, and operators.
+The list below a text has the method's errors, on top of the [errors of every request](protocol.md#errors)."""
 
 
 class Wrong(Exception):
@@ -90,7 +90,7 @@ def parse(comment):
     """A comment of the form that messages.h describes: paragraphs, and entries by name; `In NAME` has those of maps."""
     about, paragraphs, entries, tags, last = "", [[]], {}, {}, None
     lines = plain(comment)
-    begins = re.match(r"(Method [\w.]+|Result of [\w., ]+?|Notification [\w.]+ of [\w.]+)\.(?: |$)", lines[0])
+    begins = re.match(r"(Common fields|Method [\w.]+|Result of [\w., ]+?|Notification [\w.]+ of [\w.]+)\.(?: |$)", lines[0])
     if begins:
         about, lines[0] = begins[1], lines[0][begins.end():]
     inner = entries
@@ -133,7 +133,7 @@ class Headers:
     def __init__(self):
         self.constants = Constants()
         self.methods, self.lists, self.results, self.notifications, self.enums = {}, {}, {}, {}, {}
-        self.array_maps, self.includes = {}, {}
+        self.array_maps, self.includes, self.common, self.in_common = {}, {}, {}, set()
         for path in HEADERS:
             self.read(path)
         text = re.sub(r"/\*.*?\*/", "", md.read("proto/messages.h"), flags=re.S)
@@ -151,7 +151,7 @@ class Headers:
                 near = []
             end = found.end()
             if found["comment"]:
-                if re.match(r"/\* (Method|Result of|Notification) ", found["comment"]):
+                if re.match(r"/\* (Common fields|Method|Result of|Notification)\b", found["comment"]):
                     self.comment(parse(found["comment"]))
                 near.append(found["comment"])
             elif found["list"]:
@@ -163,6 +163,8 @@ class Headers:
 
     def comment(self, comment):
         kind, _, names = comment.about.partition(" ")
+        if kind == "Common":
+            self.common = comment.entries
         if kind == "Method":
             self.methods[names] = comment
         elif kind == "Result":
@@ -179,9 +181,11 @@ class Headers:
         if included:
             self.includes[name] = included[1]
         for kind, field, need, low, high in own:
-            if not meanings.get(field):
+            if field not in meanings and field in self.common:
+                self.in_common.add(field)
+            elif not meanings.get(field):
                 raise Wrong(f"{name}: {field} has no meaning: put \"{field}: ...\" into the comment in front of it")
-            found.append(Field(field, self.type(kind, low, high), need == "OPT", meanings.pop(field)))
+            found.append(Field(field, self.type(kind, low, high), need == "OPT", meanings.pop(field, "")))
         if meanings:
             raise Wrong(f"{name}: there is no field {', '.join(meanings)}")
         self.lists[name] = found
@@ -194,7 +198,7 @@ class Headers:
         low, high = self.constants.value(low), self.constants.value(high)
         if kind == "flag" or (kind == "u64" and (low, high) == (0, (1 << 64) - 1)):
             return KINDS[kind]
-        return f"{KINDS[kind]} {number(low)}" + ("" if low == high else f"..{number(high)}")
+        return f"{KINDS[kind]}({number(low)}" + ("" if low == high else f"..{number(high)}") + ")"
 
     def values(self, enum, body, comment):
         about = " ".join(plain(comment)) if comment else ""
@@ -239,8 +243,7 @@ class Page:
         self.headers, self.shown = headers, {}
 
     def rows(self, fields):
-        return [(f"`{f.name}`", f"{re.sub(r'^[a-z ]+[a-z]', lambda found: found[0] + '?', f.type, count=1) if f.optional else f.type}",
-                 linked(f.meaning)) for f in fields]
+        return [(f"`{f.name}`", f.type + ("?" if f.optional else ""), linked("" if f.meaning == PLAIN else f.meaning)) for f in fields]
 
     def message(self, method, word, suffix):
         """The table of a message, or where it stands already."""
@@ -249,22 +252,22 @@ class Page:
         name = self.headers.suffixes[suffix]
         if (word, name) in self.shown:
             first = self.shown[word, name]
-            return f"{word.capitalize()}s: as in [`{first}`](#{slug(first)}).\n\n"
+            return f"{word.capitalize()}s: [`{first}`](#{slug(first)})'s.\n\n"
         self.shown[word, name] = method
         fields, out, included = self.headers.lists[name], "", self.headers.includes.get(name)
         if (word, included) in self.shown:
             first = self.shown[word, included]
             less = [field.name for field in self.headers.lists[self.headers.suffixes[self.headers.table[first][0]]] if field not in fields]
             fields = [field for field in fields if field not in self.headers.lists[included]]
-            out = md.wrap(f"Params: as in [`{first}`](#{slug(first)}), without {' and '.join(f'`{name}`' for name in less)}; and:") + "\n"
+            out = md.wrap(f"Params: [`{first}`](#{slug(first)})'s, without {' and '.join(f'`{name}`' for name in less)}; and:") + "\n"
         elif included:
             self.shown[word, included] = method
-        out += md.table((word, "type", "meaning"), self.rows(fields)) + "\n"
+        out += md.table((word, "", ""), self.rows(fields)) + "\n"
         for field in self.headers.lists[name]:
-            if field.type.startswith("array of map"):
+            if field.type.startswith("maps"):
                 inner, about = self.headers.array_maps[field.name]
                 out += md.wrap(md.sentence(about)) + "\n" if about else ""
-                out += md.table((f"in {field.name}", "type", "meaning"), self.rows(self.headers.lists[inner])) + "\n"
+                out += md.table((f"in {field.name}", "", ""), self.rows(self.headers.lists[inner])) + "\n"
         return out
 
     def free(self, method):
@@ -273,7 +276,7 @@ class Page:
             raise Wrong(f"method {method}: its result is a free map: a comment \"Result of {method}.\" lists the fields")
         same = [name for name, other in self.headers.results.items() if other is entries]
         if same[0] != method:
-            return f"Results: as in [`{same[0]}`](#{slug(same[0])}).\n\n"
+            return f"Results: [`{same[0]}`](#{slug(same[0])})'s.\n\n"
         out, maps = "", {"result": {k: v for k, v in entries.items() if not k.startswith("In ")}}
         maps.update({"in " + k.removeprefix("In "): v for k, v in entries.items() if k.startswith("In ")})
         for head, fields in maps.items():
@@ -285,8 +288,12 @@ class Page:
                 for name in names:
                     if kind == "array of map" and "in " + name not in maps and "as in" not in meaning.lower():
                         raise Wrong(f"result of {method}: {name}: \"In {name}:\" lists the fields of its maps")
-                rows.append((", ".join(f"`{name}`" for name in names), kind + "?", linked(meaning)))
-            out += md.table((head, "type", "meaning"), rows) + "\n"
+                if meaning == COMMON and not set(names) <= set(self.headers.common):
+                    raise Wrong(f"result of {method}: no common field {', '.join(names)}")
+                self.headers.in_common.update(names if meaning == COMMON else ())
+                meaning = "" if meaning in (COMMON, PLAIN) else linked(meaning)
+                rows.append((", ".join(f"`{name}`" for name in names), FREE_TYPES[kind] + "?", meaning))
+            out += md.table((head, "", ""), rows) + "\n"
         return out
 
     def method(self, name):
@@ -299,10 +306,11 @@ class Page:
             follows = item and i + 1 < len(comment.paragraphs) and re.match(r"\d\. ", comment.paragraphs[i + 1])
             out += md.wrap(linked(paragraph), "   " if item else "") + ("" if follows else "\n")
         if "Callers" in comment.tags:
-            out += md.wrap(f"**Callers**: {CALLERS[comment.tags['Callers'].removesuffix('.')]}") + "\n"
+            out += md.wrap(f"**{CALLERS[comment.tags['Callers'].removesuffix('.')]}**") + "\n"
         if "Errors" in comment.tags:
             errors = re.split(r"(?:^|; )(?=[A-Z_]+(?:, [A-Z_]+)*: )", comment.tags["Errors"])
-            out += "**Errors**:" + (" " + errors[0] + "\n" if errors[0] else "\n\n")
+            if errors[0]:
+                raise Wrong(f"method {name}: an error begins with its name")
             out += "".join(md.wrap(f"- {linked(error.removesuffix('.'))}", "  ") for error in errors[1:]) + "\n"
         params, result = self.headers.table[name]
         out += self.message(name, "param", params)
@@ -310,24 +318,28 @@ class Page:
         if name in self.headers.notifications:
             told, about, fields = self.headers.notifications[name]
             out += md.wrap(f"**Notification** `{told}`: {linked(' '.join(about.paragraphs))}") + "\n"
-            out += md.table((f"in {told}", "type", "meaning"), self.rows(self.headers.lists[fields])) + "\n"
+            out += md.table((f"in {told}", "", ""), self.rows(self.headers.lists[fields])) + "\n"
         return out
 
     def text(self):
         left = set(self.headers.table)
         parts = [md.begin("Methods", "the comments of `proto/messages.h` and `proto/features/`", ABOUT.split("\n\n", maxsplit=1)[0]), "\n",
                  "\n".join(md.wrap(text) for text in ABOUT.split("\n\n")[1:]), "\n"]
+        common = [(f"`{name}`", linked(meaning)) for name, meaning in self.headers.common.items()]
+        parts.append("## Common fields\n\n" + md.table(("field", ""), common) + "\n")
         for task, names in TASKS.items():
             parts.append(f"## {task}\n\n")
             for name in names.split():
                 parts.append(self.method(name))
                 left.discard(name)
+        if set(self.headers.common) - self.headers.in_common:
+            raise Wrong(f"no message has the common fields {', '.join(sorted(set(self.headers.common) - self.headers.in_common))}")
         if left:
             raise Wrong(f"no task of tests/docs/methods.py has {', '.join(sorted(left))}")
         parts.append("## Values\n\n")
         for enum, (about, rows) in self.headers.enums.items():
             parts.append(f"### {enum}\n\n" + md.wrap(about) + "\n")
-            parts.append(md.table(("value", "name", "meaning"), [(value, name, linked(meaning)) for value, name, meaning in rows]) + "\n")
+            parts.append(md.table(("value", "", ""), [(value, name, linked(meaning)) for value, name, meaning in rows]) + "\n")
         return "".join(parts).rstrip("\n") + "\n"
 
 

@@ -31,14 +31,9 @@ TestSuite(proto_docs, .init = page_read, .fini = page_free);
 /* ---- tables ---- */
 
 static const char *const kinds[] = {
-    [PROTO_KIND_u64] = "uint",
-    [PROTO_KIND_str] = "str",
-    [PROTO_KIND_bin] = "bin",
-    [PROTO_KIND_flag] = "bool",
-    [PROTO_KIND_f64] = "float",
-    [PROTO_KIND_u32s] = "array of uint",
-    [PROTO_KIND_handles] = "array of map",
-    [PROTO_KIND_planes] = "array of map",
+    [PROTO_KIND_u64] = "uint",     [PROTO_KIND_str] = "str",     [PROTO_KIND_bin] = "bin",
+    [PROTO_KIND_flag] = "bool",    [PROTO_KIND_f64] = "float",   [PROTO_KIND_u32s] = "uints",
+    [PROTO_KIND_handles] = "maps", [PROTO_KIND_planes] = "maps",
 };
 
 /* "16", "2^32-1" */
@@ -54,7 +49,7 @@ static void number_text(uint64_t n, char out[32])
         snprintf(out, 32, "%" PRIu64, n);
 }
 
-/* "| `keys` | bin? 16..524288 |" */
+/* "| `keys` | bin(16..524288)? |" */
 static void row_text(const struct proto_field *f, char *out, size_t room)
 {
     char min[32], max[32], bounds[80] = "";
@@ -65,11 +60,11 @@ static void row_text(const struct proto_field *f, char *out, size_t room)
         (f->kind == PROTO_KIND_u64 && f->min == 0 && f->max == UINT64_MAX))
         bounds[0] = '\0';
     else if (f->min == f->max)
-        snprintf(bounds, sizeof(bounds), " %s", min);
+        snprintf(bounds, sizeof(bounds), "(%s)", min);
     else
-        snprintf(bounds, sizeof(bounds), " %s..%s", min, max);
-    snprintf(out, room, "| `%s` | %s%s%s |", f->name, kinds[f->kind], f->required ? "" : "?",
-             bounds);
+        snprintf(bounds, sizeof(bounds), "(%s..%s)", min, max);
+    snprintf(out, room, "| `%s` | %s%s%s |", f->name, kinds[f->kind], bounds,
+             f->required ? "" : "?");
 }
 
 /* The text of a method, from its heading to the next. Freed by the caller. */
@@ -99,7 +94,7 @@ static void assert_rows(const char *text, const char *other, const char *where,
     }
 }
 
-/* Rows stand in the method's section, or in that of the method which "Params: as in [`NAME`]" names
+/* Rows stand in the method's section, or in that of the method which "Params: [`NAME`]" names
  * there, or the same of results. */
 static void assert_table(const char *method, const char *begins, const struct proto_message *m)
 {
@@ -128,8 +123,8 @@ Test(proto_docs, every_method_and_field_is_told)
     for (int i = 0; i < UCM_METHOD_COUNT; i++) {
         const char *name = proto_methods[i].name.p;
 
-        assert_table(name, "\nParams: as in [`", proto_methods[i].params);
-        assert_table(name, "\nResults: as in [`", proto_methods[i].result);
+        assert_table(name, "\nParams: [`", proto_methods[i].params);
+        assert_table(name, "\nResults: [`", proto_methods[i].result);
     }
     assert_inner("region.register", "handles", &proto_handle);
     assert_inner("region.register", "planes", &proto_plane);
