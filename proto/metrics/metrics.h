@@ -105,9 +105,10 @@
     X(nvme_write_refused, counter, "parts",                                                        \
       "parts not admitted to NVMe until they are used again (nvme.admission)")                     \
     X(nvme_write_waits, counter, "times", "writes postponed because the tier's queue was full")    \
-    X(nvme_read_errors, counter, "parts", "reads that failed after their retries; each is a miss") \
+    X(nvme_read_errors, counter, "parts", "reads that failed after their retries")                 \
     X(nvme_write_errors, counter, "parts", "writes that failed after their retries")               \
-    X(nvme_corrupt, counter, "parts", "parts whose checksum differed; each is a miss")             \
+    X(nvme_corrupt, counter, "parts",                                                              \
+      "parts whose checksum differed; a load gets the shared tier's copy, or status FAILED")       \
     X(nvme_reclaimed_segments, counter, "segments", "segments reclaimed for new writes")           \
     X(nvme_reclaimed_blocks, counter, "blocks", "blocks dropped with their reclaimed segment")     \
     X(nvme_recovering, gauge, "segments",                                                          \
