@@ -195,7 +195,7 @@ struct ucm_kv_rows {
 
 struct ucm_encoded_form {
     const char *encoding; /* "fp8", "int8", "q4", "lossless" */
-    const char *dtype;    /* of the KV: "f16", "bf16", "fp8_e4m3" */
+    const char *dtype;    /* of the KV: "f16" or "bf16"; for "lossless" only "bf16" */
     uint32_t version;     /* of the encoding; 0: the library's */
     struct ucm_kv_rows k; /* MLA: the latent, with heads = 1 */
     struct ucm_kv_rows v; /* tokens 0: there is none (MLA) */
