@@ -24,7 +24,8 @@ static const struct error_entry *entry_find(int code)
     return NULL;
 }
 
-/* The text travels as a MessagePack str, so a cut may not leave half a UTF-8 character after. */
+/* The text travels as a MessagePack str, so a cut must not leave half a UTF-8 character at the
+ * end. */
 static void cut_whole(char *text, size_t n)
 {
     while (n > 0 && ((unsigned char)text[n] & 0xc0) == 0x80)

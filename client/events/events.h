@@ -5,7 +5,7 @@
  * Promise: a subscriber's state is each block's tier, now or once the next batches have arrived.
  * After a gap (events lost, another daemon) everything is published again.
  * It is a process of its own, so that no fault of libzmq and no subscriber reaches the daemon.
- * Threads: one, alongside libzmq's own. */
+ * Threads: one, besides libzmq's own. */
 #ifndef UCM_EVENTS_EVENTS_H
 #define UCM_EVENTS_EVENTS_H
 

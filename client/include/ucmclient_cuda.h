@@ -9,11 +9,11 @@
  * process's.
  *
  * ucm_load and ucm_dump keep their promises: a load is done only when its bytes are visible to any
- * kernel launched afterwards; a dump reads only after its event. The daemon copies without the
- * copy agent when that gets no processor for 20 ms. A copy agent whose daemon is gone moves
- * nothing. Its kernels run alongside the worker's. But while CUDA loads a kernel lazily after a
- * kernel that runs, it blocks every launch in the process: a worker with kernels that run for seconds should set
- * CUDA_MODULE_LOADING=EAGER.
+ * kernel launched afterwards; a dump reads only after its event. The daemon copies without the copy
+ * agent when that gets no processor for 20 ms. A copy agent whose daemon is gone moves nothing. Its
+ * kernels run alongside the worker's. But while CUDA's lazy load of a kernel waits for a running
+ * kernel, it blocks every launch in the process: a worker with kernels that run for seconds should
+ * set CUDA_MODULE_LOADING=EAGER.
  *
  * Threads: call every function from any thread, but none of a handle during or after its
  * ucm_cuda_close. The library runs two threads a handle: one launches kernels and sleeps while there

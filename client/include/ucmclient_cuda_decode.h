@@ -150,7 +150,7 @@ struct ucm_cuda_decode_options {
     uint32_t
         rounds; /* of a layer, at most; the last one takes what is left of a list. 0: 3; PSA 6 */
     uint32_t every;       /* a round ends after a multiple of so many blocks of its list; 0: 4 */
-    uint32_t first;       /* the first round's blocks, alongside the local window; 0: 32 */
+    uint32_t first;       /* the first round's blocks, besides the local window; 0: 32 */
     uint32_t sink_blocks; /* a sequence's first blocks, which come first whatever their scores */
     /* enum ucm_cuda_decode_encoding. FP8 wants entries of a KV head, K and V of 16 bits, and no k_scale or v_scale. */
     uint32_t encoding;

@@ -72,8 +72,9 @@ struct ucm_cuda_summary_build {
     uint32_t thread_blocks; /* at most so many of 128 threads at once; 0: 32 */
 };
 
-/* Launches the build on `stream` (a cudaStream_t or CUstream): all layers and blocks at once. Few thread
- * blocks and little shared memory, so that it runs alongside other kernels. n_blocks 0 launches nothing. */
+/* Launches the build on `stream` (a cudaStream_t or CUstream): all layers and blocks in one go. Few
+ * thread blocks and little shared memory, so that it runs alongside other kernels. n_blocks 0
+ * launches nothing. */
 UCM_API int ucm_cuda_summary(struct ucm_cuda_summary *summary,
                              const struct ucm_cuda_summary_build *build, void *stream);
 

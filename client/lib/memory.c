@@ -10,7 +10,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* All pages at once: the daemon accepts no memory whose pages would be allocated when it touches
+/* All pages in one go: the daemon accepts no memory whose pages would be allocated when it touches
  * them. Before Linux 5.14 the file is asked for them. */
 static int populate(int fd, void *p, size_t bytes)
 {

@@ -23,7 +23,7 @@ void audit(const struct session *s, enum ucm_method method, const char *format, 
 }
 
 #define LINE_MS 100     /* a tenant's lines: one so often in the long run, */
-#define BURST_LINES 100 /* and so many at once */
+#define BURST_LINES 100 /* and so many in one go */
 #define IDLE_MS 1000
 #define TELL_MS 1000
 

@@ -1,11 +1,11 @@
 /* The arena: slots of DRAM. A slot holds one part of one block, for a copy in progress or as the
  * DRAM tier.
  *
- * The memory is reserved at once. A thread touches it slab by slab, as huge pages if there are any,
- * so that the daemon serves before a large arena is ready. A slab has slots of one size; when its
- * last slot is freed it may take another size. On a host with several NUMA nodes slabs are spread
- * evenly, since they are made before any GPU is in use; a slab
- * counts for the node that its first page came to lie on.
+ * The memory is reserved in one go. A thread touches it slab by slab, as huge pages if there are
+ * any, so that the daemon serves before a large arena is ready. A slab has slots of one size; when
+ * its last slot is freed it may take another size. On a host with several NUMA nodes slabs are
+ * spread evenly, since they are made before any GPU is in use; a slab counts for the node that its
+ * first page came to lie on.
  *
  * Promises:
  * - A slot is 4096-aligned, and as long as asked, padded to 4096. The padding is zeros when the

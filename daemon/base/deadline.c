@@ -52,7 +52,7 @@ static struct deadline *siblings_meld(struct deadline *d)
 
 /* ---- the timer ---- */
 
-/* Callbacks run at once; a client's thousand leases may expire in one moment. */
+/* How long callbacks run in one go; a client's thousand leases may expire in one moment. */
 #define TURN_NS 1000000u
 
 /* uv_timer_start fails without a callback only, and uv_timer_stop never. */

@@ -1,8 +1,8 @@
 /* Deadlines: points in time behind one libuv timer, which runs only while any is armed. They lie in
  * a pairing heap whose links are part of them, so arming one needs no memory and can't fail.
  * Times are uv_now() milliseconds (monotonic: setting the clock changes nothing).
- * Callbacks run for at most some 1 ms at once; the remaining ones wait 1 ms, so that others get
- * their turn.
+ * Callbacks run for some 1 ms in one go; the remaining ones wait 1 ms, so that others get their
+ * turn.
  * Thread: the event loop only. */
 #ifndef UCMD_BASE_DEADLINE_H
 #define UCMD_BASE_DEADLINE_H

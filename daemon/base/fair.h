@@ -18,7 +18,7 @@
  * and for other bursts, not for its neighbours' queues. These bytes count like all others.
  *
  * Promises, for flows i and j that have something waiting during an interval, with bytes W, weights
- * w, and L the most that is charged at once:
+ * w, and L the most that is charged in one go:
  * - |W_i/w_i - W_j/w_j| <= (burst + L)/w_i + (burst + L)/w_j + 2, however the others come and go,
  *   if neither is passed over. The 2 is rounding: starts are whole numbers.
  * - A flow that was passed over gets what it missed, up to FAIR_CREDIT bursts, as soon as its way
@@ -61,7 +61,7 @@ struct fair_flow {
     bool aside;      /* the daemon's own: it contends with nobody */
     uint64_t start;
     uint64_t rest;  /* bytes that `start` does not count yet: less than its weight */
-    uint64_t burst; /* bytes that it may still have at once */
+    uint64_t burst; /* bytes that it may still have in one go */
     uint64_t came;  /* when its burst began: its place among the bursts */
     uint64_t bytes; /* all bytes that it got */
     double settled; /* fair.turn when the caller was last told what was due to it */

@@ -1,9 +1,9 @@
 /* gather: single layers of blocks into entries of a worker's block pool.
  *
  * The items of one block are the pieces of one item of the transfer: one read brings the part into
- * DRAM, or, if they name few layers, only those from the first to the last (layers_get); and its
- * pieces go in one batch. For a device a piece is an ordinary copy of a span of one layer; the
- * pool's planes are those of a part with one layer. */
+ * DRAM, or only the layers from the first to the last that they name, if these are at most half of
+ * the part (layers_get); and its pieces go in one batch. For a device a piece is an ordinary copy
+ * of a span of one layer; the pool's planes are those of a part with one layer. */
 #include "daemon/block_pool/layers.h"
 #include "daemon/features.h"
 #include "daemon/request/copies.h"
@@ -16,7 +16,7 @@
 /* A gather takes this fraction of the arena at most. More than a load may: of each part that it
  * holds it copies little. */
 #define HELD_FRACTION 4
-#define JOB_ITEMS 4096u /* as many as a device launches at once: pieces are small */
+#define JOB_ITEMS 4096u /* as many as a device launches in one go: pieces are small */
 
 /* One item of the request. */
 struct gather_piece {

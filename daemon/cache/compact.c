@@ -2,7 +2,7 @@
  * guaranteed blocks, and those of blocks of which another part is in use (often so with many
  * parts). It moves their parts into slots of their own size in other slabs, a few at a time, and
  * then lets the others leave. A search for space begins it when it has found nothing else, or
- * passed over colder blocks that are stuck alongside guaranteed ones (space.c); a chore goes on
+ * passed over colder blocks that are stuck next to guaranteed ones (space.c); a chore goes on
  * with it.
  *
  *   choose the slab with the fewest parts that stay ---> copy these

@@ -37,8 +37,8 @@ void cache_slot_return(struct cache *c, slot_ref slot);
 
 /* ---- moving parts ----
  *
- * A feature that wants parts in slots of its own choice decides about the part, the slot, the
- * caller, and when to give up. The cache moves one part there, without knowing the reason. It
+ * A feature that wants parts in slots of its own choice decides which part goes into which slot,
+ * for whom, and when to give up. The cache moves one part there, without knowing the reason. It
  * provides:
  * - a claim of the part, one at a time: nothing else moves it, and a stop waits for the claim's
  *   end;

@@ -53,7 +53,7 @@ void op_read_count(const struct part_op *op, uint64_t bytes);
 /* Parts of earlier runs may still turn up. What was dumped since waits: its copy of an earlier run
  * may have been promised, and a newer one that is not durable must not take its place. */
 bool cache_recovering(const struct cache *c);
-/* What the tier stores alongside a part. */
+/* What the tier stores with a part. */
 struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part);
 /* Its files have no names yet: cache_writes_with_secret says when that is over. */
 bool cache_secret_awaited(const struct cache *c, const struct ns *ns);

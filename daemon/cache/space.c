@@ -148,7 +148,7 @@ static block_ref victim_from(struct space_search *s, unsigned list)
     return policy_victim(s->cache->config.policy, s->group, list, slot_list_cb, s, &s->looks);
 }
 
-/* Each of them is looked at once, at most, after something was released. */
+/* Looks at each of them at most once after something was released. */
 static block_ref victim_stuck(struct space_search *s, uint64_t most)
 {
     struct policy_group *g = s->group;

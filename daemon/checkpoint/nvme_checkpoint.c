@@ -251,7 +251,7 @@ void nvme_checkpoint_close(struct tier *t)
 
 /* ---- before an orderly stop ---- */
 
-/* All of it at once. One that the pool is writing meanwhile has another name. */
+/* All of it in one go. One that the pool is writing meanwhile has another name. */
 void nvme_checkpoint_last(struct tier *t)
 {
     struct nvme_checkpoint k;

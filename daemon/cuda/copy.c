@@ -5,9 +5,9 @@
 #include <string.h>
 
 #define GPU_EXPIRE_MS 20
-#define GPU_PASSED_MAX 512   /* jobs that wait for entries, skipped at once, */
+#define GPU_PASSED_MAX 512   /* jobs that wait for entries, skipped in one go, */
 #define GPU_FULL_MAX 16      /* of so many staging rings */
-#define GPU_EVENTS_A_LOOK 64 /* queried at once: each costs about a microsecond */
+#define GPU_EVENTS_A_LOOK 64 /* queried in one go: each costs about a microsecond */
 
 /* The context is lost, and with it all that was launched. A stream of a lost context answers at
  * once. Waiting for it ensures that nothing writes to a slot which the event loop then reuses. */

@@ -356,7 +356,7 @@ void gpu_rope_close(struct gpu_region *mapping); /* harmless when it is not open
 /* Is K of any item re-rotated? */
 bool gpu_rope_shifts(const struct device_job *job, const struct job_piece *piece);
 /* How many of the job's next items, at most `most`, have tables that fit: into a launch, or an
- * order, where each item takes so many words alongside them. */
+ * order, where each item takes so many words besides them. */
 uint32_t gpu_rope_items(const struct device_job *job, uint32_t most, uint32_t words);
 /* Launches a kernel that copies a piece and re-rotates it. Writes the launch's items and tables. */
 CUresult gpu_rope_launch(struct gpu *g, const struct device_job *job, const struct job_piece *piece,

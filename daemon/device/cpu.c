@@ -193,7 +193,7 @@ static int region_open(struct cpu *c, struct device_job *job)
     return rc;
 }
 
-/* A slice of it: 4 GiB at once held the thread for 0.6 s. Is the region closed then? */
+/* A slice of it: 4 GiB in one go held the thread for 0.6 s. Is the region closed then? */
 static bool close_slice(struct device_job *job)
 {
     struct device_handle *h = &job->region->handles[job->next_item];

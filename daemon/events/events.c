@@ -9,8 +9,8 @@
 #include <sys/random.h>
 #include <xxhash.h>
 
-/* A ring takes this part of all memory, so that some tenants have one each alongside their
- * descriptions. */
+/* A ring takes this part of all memory, so that several tenants can have one each, and metadata of
+ * their blocks. */
 #define RING_FRACTION 16
 #define RING_BYTES_MAX (16u << 20)
 #define RING_BYTES_MIN (16u << 10)

@@ -6,8 +6,8 @@
  * if its checksum is the header's. Nothing else on a root is trusted.
  *
  * The file of an encrypted part has a second header of 64 bytes, the *encryption header*, after the
- * first, whose payload checksum is the encryption header's. The tag in there says whether the rest
- * is what was encrypted. */
+ * first. The checksum in the first header is then that of the encryption header, not of the
+ * payload. The tag in the encryption header says whether the rest is what was encrypted. */
 #ifndef UCMD_FORMAT_BLOCK_HEADER_H
 #define UCMD_FORMAT_BLOCK_HEADER_H
 

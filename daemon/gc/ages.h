@@ -2,7 +2,7 @@
  * functions, any thread.
  *
  * Files are counted in cells. A cell is a class of ages and, within that, one of GC_GROUPS groups
- * of keys: in a root that was filled at once all files are of one class, and the groups still say
+ * of keys: in a root that was filled in one go all files are of one class, and the groups still say
  * which of them go. All parts of a block are in one group. Hosts that count the same files find the
  * same cut. 256 KiB, however many files there are. */
 #ifndef UCMD_GC_AGES_H

@@ -401,7 +401,7 @@ static uint64_t reversed(uint64_t v)
     return __builtin_bswap64(v);
 }
 
-/* So many of a bucket's blocks are sorted at once: as many as most buckets have. */
+/* So many of a bucket's blocks are sorted in one go: as many as most buckets have. */
 #define SORTED_MAX 16u
 
 /* The blocks of the bucket with the lowest positions from `from` on, in their order, at most

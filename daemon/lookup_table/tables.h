@@ -1,4 +1,4 @@
-/* The lookup tables of all namespaces that have one, alongside a cache whose blocks they follow.
+/* The lookup tables of all namespaces that have one, next to a cache whose blocks they follow.
  * Thread: the event loop only. */
 #ifndef UCMD_LOOKUP_TABLE_TABLES_H
 #define UCMD_LOOKUP_TABLE_TABLES_H

@@ -104,8 +104,8 @@ static struct mapping_tenant *tenant_most_referenced(const struct requests *rq)
     return most;
 }
 
-/* Slabs without references leave by themselves. If the others don't fit, the tenant with most gives
- * up the excess. */
+/* Slabs without references leave by themselves. While the others don't fit, the tenant that has
+ * most of them then gives up one. */
 void mappings_reload(struct requests *rq)
 {
     struct arena *a = rq->modules.arena;

@@ -1,7 +1,7 @@
 /* mapping.ref and mapping.unref. A request walks its blocks with a cursor: one in a mapping slot of
  * the tenant is referenced at once; any other waits until the cache has moved or read it there. In
- * a iteration of the event loop a reference begins a bounded number, and a bounded number of its
- * bytes are under way.
+ * an iteration of the event loop a request begins a bounded number of blocks, and a bounded number
+ * of its bytes are under way.
  *
  * Once all have a place or can't get one, or at the deadline, the answer lists the places. It
  * brings the descriptors of slabs that the client does not map yet. */
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define BLOCKS_PER_TURN 512
-/* References of one call that are being read or copied. */
+/* Blocks of one mapping.ref that are being read or copied, at most. */
 #define WAITS_MAX 256
 #define WAIT_BYTES_MAX (UINT64_C(256) << 20)
 /* While another tenant's references end, a reference looks again so often. */

@@ -56,8 +56,8 @@ struct mapping_move {
 /* Brings part `part` of a referenced block of the group's tenant into a slot of the group's
  * mapping: reads it into one, or copies it and moves the part there once nobody else uses it.
  * CACHE_READY: it is there, and the caller has one reference to it. CACHE_PENDING: done_cb will run
- * once other users of the part are done; a caller that gives up cancels. Or -errno, as
- * done_cb's. */
+ * once the part was read, or was copied and others no longer use it, or that failed; a caller that
+ * gives up cancels. Or -errno, as done_cb's. */
 int mapping_move(struct relocations *rs, block_ref ref, uint32_t part, struct arena_group *group,
                  struct mapping_move *m);
 /* done_cb will not run. If nobody else waits, a copy is dropped, and the part stays where it is.

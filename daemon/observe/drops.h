@@ -1,4 +1,4 @@
-/* Whether too many blocks that should be written were dropped lately. Thread: the event loop only.
+/* Whether too many parts that should be written were dropped lately. Thread: the event loop only.
  *
  * More than one part in so many not written is less cache than was bought, as the alert
  * UcmdDiskTooSlow has it. The count begins again every window, and the answer holds for a while

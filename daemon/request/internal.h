@@ -197,7 +197,7 @@ bool session_progress(struct session *s, const struct msg_progress *m);
 
 /* request.c */
 /* A request under way: `bytes` of zeroed memory that begin with a struct request. It has `more`
- * alongside them, which count as its memory. timeout_ms 0 takes the default. NULL with
+ * besides them, which count as its memory. timeout_ms 0 takes the default. NULL with
  * call->error: NO_MEMORY, BUSY, or SHUTDOWN while the daemon drains (what gives back is still
  * taken). */
 void *request_new(struct call *call, size_t bytes, size_t more, uint64_t timeout_ms,
@@ -290,7 +290,7 @@ struct registered {
     struct device_region *region;   /* owned; one of the two is NULL */
     struct device_staging *staging; /* likewise */
     struct ns *ns;                  /* of a region */
-    struct view view;               /* of the namespace that copies by the region */
+    struct view view;               /* where copies by the region look for blocks */
     struct device_job job;
     struct list pending; /* requests that wait for the job: the register, or unregisters */
     uint64_t taken[REGISTERED_KINDS]; /* of its session's: by registered_kinds */

@@ -19,7 +19,7 @@
 #define FAIR_BYTES (4ull << 20)
 #define FAIR_WINDOW (1ull << 30)
 #define BURST_BYTES (4ull << 20)                /* see base/fair.h */
-#define OPERATION_COST 4096u                    /* what one counts as at least */
+#define OPERATION_COST 4096u                    /* bytes that each counts, besides its own */
 #define BACKGROUND_BURST (16u * OPERATION_COST) /* where operations count alike */
 
 static const uint32_t queue_max[SHARED_CLASSES] = {4096, 4096, 1024, 256};

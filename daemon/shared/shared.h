@@ -119,7 +119,8 @@ struct shared_lookup {
     const uint8_t *keys; /* n of key_bytes each */
     uint32_t n;          /* at most UCM_MAX_KEYS */
     uint32_t part;       /* the block's highest: written last, removed first */
-    /* Bytes of the payload up to and with that part, and of the encryption header if it has one. */
+    /* Bytes of the payload of one part, which is at most `part`, with the encryption header if it
+     * has one. */
     uint64_t (*bytes_of)(const struct shared_lookup *p, uint32_t part);
     struct fair_who who;
     bool per_key;         /* every key by itself; otherwise the end of a chain is searched */

@@ -4,8 +4,8 @@
  * Promises:
  * - Every later start finds what ns_records_write has written, whatever dies in between.
  * - Records are appended; a torn or damaged one is skipped.
- * - When most of a file is of no use any more, it is rewritten alongside and renamed when it is
- *   whole.
+ * - When most of a file is of no use any more, a new file is written next to it and
+ *   renamed when it is whole.
  * - A secret that was replaced, as a purge does it, is overwritten in every file that has it, also
  *   in one that is being left behind by a rewrite. What a killed daemon did not come to, the next
  *   start does.

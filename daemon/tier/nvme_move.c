@@ -20,7 +20,7 @@
 #define MOVES 8u               /* read and written at a time, */
 #define MOVE_BYTES (16u << 20) /* and of this many bytes, or one */
 #define MOVED_MAX 4096u        /* of one segment */
-#define SEGMENTS_TURN 4u       /* emptied at once when nothing in them is to be moved */
+#define SEGMENTS_TURN 4u       /* emptied in one go when nothing in them is to be moved */
 
 struct move {
     struct tier_io io;

@@ -7,14 +7,14 @@
  * and its cuts, and not on where its blocks lie nor on who ends first: a list of all blocks is dense attention by
  * this kernel, and a step that is run again gives the same.
  *
- * K and V of a tile come by asynchronous copies, a tile ahead. The places of a split's tiles are looked up at once before
- * the first is copied. Logits and sums of weights are float32; the weights that V is multiplied by are rounded to
- * V's type (of E4M3 to float16), and results to the query's, so a channel is within 2^-8 (bfloat16) or 2^-10 (float16)
- * of the largest |v|.
+ * K and V of a tile come by asynchronous copies, a tile ahead. The places of a split's tiles are
+ * looked up in one go before the first is copied. Logits and sums of weights are float32; the
+ * weights that V is multiplied by are rounded to V's type (of E4M3 to float16), and results to the
+ * query's, so a channel is within 2^-8 (bfloat16) or 2^-10 (float16) of the largest |v|.
  *
  * Entries may hold what the encoding `fp8` made of K and V: E4M3 with a power of two for each row. Then these attend to what
  * ucm_decode gives, except that codes 0x7e and 0xfe are 448 here and not infinities: no entry is filled with them. Pages
- * alongside them can have elements of the query's type. */
+ * next to them can have elements of the query's type. */
 #include "kernels/attend/attend_cuda.h"
 #include "kernels/attend/attend_merge.cuh"
 #include "kernels/attend/attend_order.cuh"

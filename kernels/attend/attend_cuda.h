@@ -143,7 +143,7 @@ struct ucm_attend_cuda {
     struct ucm_attend_cuda_memory pool;
     /* The window: blocks from first[sequence] on, to the last token. length 0: there is none. */
     struct ucm_attend_cuda_memory pages;
-    uint32_t plain_pages;         /* 1: they have elements of q's type alongside entries of E4M3 */
+    uint32_t plain_pages;         /* 1: they have elements of q's type next to entries of E4M3 */
     uint64_t table, table_stride; /* int32_t[sequences][table_stride] */
     uint64_t first;               /* uint32_t[sequences]: its first block */
     /* uint32_t[sequences]: tokens of the sequence, the new one included */

@@ -20,7 +20,8 @@ static __device__ __forceinline__ float base_of(float top)
     return top == -INFINITY ? 0.0f : top;
 }
 
-/* Joins two sums: values are x * keep + y * more. NaN stays. */
+/* Joins two sums. Their values are joined by the caller: those of x times keep, plus those of y
+ * times more. NaN stays. */
 static __device__ __forceinline__ sum_t join_sums(const sum_t &x, const sum_t &y, float *keep, float *more)
 {
     sum_t r;

@@ -34,10 +34,11 @@ static __device__ __forceinline__ float left_ratio(args_t a, uint64_t row, uint3
     return ucm_left_ratio(top, sum, slack, &left);
 }
 
-/* How far top + ln(sum) is from exact, at most. Tensor cores add 16 products to a sum at once, each cut at the last bit
- * of the largest: 17 units of 2^-23 of what the absolute values add up to, D / 16 times, is less than 2^-18 of it
- * each. exp2f is off by 2 units, its argument by a rounding; sums over tiles, warps, splits and rounds are as in
- * ucm_attend_slack, whose 2^-20 a tile is twice what they take here. */
+/* How far top + ln(sum) is from exact, at most. Tensor cores add 16 products to a sum in one go,
+ * each cut at the last bit of the largest: 17 units of 2^-23 of what the absolute values add up to,
+ * D / 16 times, is less than 2^-18 of it each. exp2f is off by 2 units, its argument by a rounding;
+ * sums over tiles, warps, splits and rounds are as in ucm_attend_slack, whose 2^-20 a tile is twice
+ * what they take here. */
 static __device__ __forceinline__ float slack_of(args_t a, uint32_t channels, float abs_sum, float key_max, float top,
                                                  uint32_t tiles)
 {

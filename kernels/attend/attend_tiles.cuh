@@ -4,12 +4,13 @@
  * holds all of its values; queries are then float16, too, times a power of two for each row, so that they keep bfloat16's
  * range.
  *
- * Four rows lie in shared memory as they lie in a block, one after the other: then a tile of K is four copies, and memory is
- * read in pieces of a kilobyte. (Rows exchanged or set apart, which ldmatrix wants, would have to be copied one by one, or 16
- * bytes at a time. By copies alone, without arithmetic, an H200 did 4.0 TB/s in pieces of 4 KiB, 3.8 row by row, 3.5 by
- * 16 bytes.) A lane reads 16 bytes of a row at once. The order of channels in a product, which is free, is that in
- * which they come; and that of a tile's tokens, which is free too, is such that rows read at once are of different fours,
- * which are set apart by 32 bytes: no bank is met twice. */
+ * Four rows lie in shared memory as they lie in a block, one after the other: then a tile of K is
+ * four copies, and memory is read in pieces of a kilobyte. (Rows exchanged or set apart, which
+ * ldmatrix wants, would have to be copied one by one, or 16 bytes at a time. By copies alone,
+ * without arithmetic, an H200 did 4.0 TB/s in pieces of 4 KiB, 3.8 row by row, 3.5 by 16 bytes.) A
+ * lane reads 16 bytes of a row in one go. The order of channels in a product, which is free, is
+ * that in which they come; and that of a tile's tokens, which is free too, is such that rows read
+ * at once are of different fours, which are set apart by 32 bytes: no bank is met twice. */
 #ifndef UCM_KERNELS_ATTEND_TILES_CUH
 #define UCM_KERNELS_ATTEND_TILES_CUH
 

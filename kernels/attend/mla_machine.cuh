@@ -1,5 +1,5 @@
-/* What attention over latents needs of the machine alongside attend_machine.cuh: matrices out of shared memory, and rows
- * that come to it while all warps of a thread block may wait for them. */
+/* What attention over latents needs of the machine besides attend_machine.cuh: matrices out of
+ * shared memory, and rows that come to it while all warps of a thread block may wait for them. */
 #ifndef UCM_KERNELS_ATTEND_MLA_MACHINE_CUH
 #define UCM_KERNELS_ATTEND_MLA_MACHINE_CUH
 

@@ -1,7 +1,7 @@
 /* Attention in rounds that ends when enough is covered: PSA's rule, an estimate, a certificate.
  *
  * The blocks of a list are attended in the order of their scores, `every` at a time. After each
- * round the *share* is the attended weight divided by the attended weight and what is left. Left
+ * round the *share* is the attended weight, divided by the sum of it and of what is left. Left
  * are the list's remaining blocks, and those *beyond* it: the sequence's blocks that are in no
  * list. The rules differ in what they take these to weigh:
  * - psa: each as much as the lightest block of the list so far. It trusts the order: one light block that came
@@ -25,8 +25,8 @@
 
 /* ---- what is left: struct ucm_left of arith.h ---- */
 
-/* What is left of n blocks with these logarithms of weights; -inf weighs nothing, +inf and NaN are
- * unknown. At most 2^20 blocks. */
+/* What is left while these n blocks are, by the logarithms of their weights; -inf weighs nothing,
+ * +inf and NaN are unknown. At most 2^20 blocks. */
 struct ucm_left ucm_left_of(const float *log_weight, uint32_t n);
 /* Takes away one of them. */
 void ucm_left_take(struct ucm_left *left, float log_weight);

@@ -134,7 +134,7 @@ struct ucm_encoding_method {
     uint32_t number, version;
     const char *name;
     uint32_t dtypes; /* bit d: raw elements may be of enum ucm_encoding_dtype d */
-    /* Which fields of a spec change the encoded bytes, alongside the sizes. */
+    /* Which fields of a spec change the encoded bytes, besides the sizes. */
     bool (*uses_order)(const struct ucm_encoding_spec *spec, uint32_t tensor);
     bool uses_axis, uses_seed;
     /* Refuses parameters; NULL: none to refuse. Fills in why as ucm_encoding_check does. */

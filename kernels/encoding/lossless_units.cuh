@@ -8,7 +8,7 @@
 
 #include "kernels/encoding/lossless.cuh"
 
-#define LOSSLESS_KEPT 8u /* entries that a lane moves at once */
+#define LOSSLESS_KEPT 8u /* entries that a lane moves in one go */
 #define LOSSLESS_TENSORS 1024u
 #define LOSSLESS_UNITS 16384u
 

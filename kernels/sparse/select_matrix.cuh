@@ -219,7 +219,8 @@ static __device__ __forceinline__ void score_matrix(args_t a, const struct work 
         }
 }
 
-/* The whole tile at once. The numbers of its blocks are on their way while the queries are rounded. */
+/* The whole tile in one go. The numbers of its blocks are on their way while the queries are
+ * rounded. */
 template <int F, int N, int P>
 static __device__ __forceinline__ void score_tile_matrix(args_t a, const struct tile &t)
 {

@@ -34,8 +34,8 @@ static __device__ __forceinline__ void tile_begin(args_t a, const struct tile &t
         __syncthreads();
 }
 
-/* The whole tile at once: each warp goes through it for each of its jobs. Queries that are not prepared by an item lie
- * where the scores go. */
+/* The whole tile in one go: each warp goes through it for each of its jobs. Queries that are not
+ * prepared by an item lie where the scores go. */
 template <int F, int Q, int N>
 static __device__ __forceinline__ void score_tile(args_t a, const struct tile &t)
 {

@@ -375,7 +375,7 @@ static int list_once(struct directory_listing *l)
     return rc == -ENOENT ? 0 : rc; /* it went meanwhile */
 }
 
-/* Also for a bucket that another host removed and made again while it was read. */
+/* Lists a bucket again if another host removed it and made it again meanwhile. */
 int directory_list(struct directory_listing *l)
 {
     int rc = -ESTALE;

@@ -361,7 +361,7 @@ struct known {
     enum s3_outcome outcome;
 };
 
-/* Codes that say more than the status alongside them. */
+/* Codes that say more than the status next to them. */
 static const struct known codes[] = {
     {"NoSuchKey", S3_MISSING},
     {"NoSuchBucket", S3_NO_BUCKET},

@@ -1,5 +1,5 @@
-/* The process backend: a root that is a process of its own, which docs/backends.md describes. This
- * module's own, after backend.h.
+/* The process backend: a root that is a process of its own, which docs/backends.md describes. It is
+ * internal: the module's interface is backend.h.
  *
  * - A run is one process with its socket and its buffer. There is one at a time, and all that it
  *   had is gone before the next one starts.

@@ -37,8 +37,9 @@ VEC_INLINE vec_f q4_levels(vec_u codes)
 #endif
 }
 
-/* A table by a byte's high half: each of these 16 ranges has at most one of the doubled thresholds.
- * It has the number of thresholds below the range, and the one in it less one, or 255. */
+/* Two tables by a byte's high half: each of these 16 ranges has at most one of the doubled
+ * thresholds. q4_below has the number of thresholds below the range; q4_threshold has the one in it
+ * less one, or 255 if there is none. */
 VEC_INLINE __m128i q4_below(void)
 {
     return _mm_setr_epi8(0, 0, 1, 1, 2, 3, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7);

@@ -245,7 +245,7 @@ class Runner:
     def prefill(
         self, tokens: Sequence[int], spans: Sequence[Span], policy: Policy, *, step: int = 0, prefixes: bool = True
     ) -> tuple[torch.Tensor, BlendCache]:
-        """A request's logits after its last token, and its cache. step: computes so many tokens' positions at a time; 0: all at once. Where not all tokens
+        """A request's logits after its last token, and its cache. step: computes so many tokens' positions at a time; 0: all in one go. Where not all tokens
         are computed, attention has a mask of a row for each that is, as long as the tokens up to the step's end. prefixes: begins with the longest cached
         prefix, and stores the exact blocks that it computed."""
         cache = self._new_cache(len(tokens))

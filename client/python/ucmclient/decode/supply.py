@@ -23,7 +23,7 @@ _GRACE = 0.5
 #: A later try may find the block.
 _PASSING = frozenset((BlockResult.NO_ROOM, BlockResult.IN_PROGRESS, BlockResult.CANCELLED))
 URGENT = 7
-#: A step that lacks more than so many times what is gathered at once is served layer by layer: what its later layers chose is worthless.
+#: A step that lacks more than so many times what is gathered in one go is served layer by layer: what its later layers chose is worthless.
 #: Where it lacks less, most of what layers attend is there, and they choose nearly as they will.
 AT_ONCE = 16
 #: Items of one gather, and keys of one load (proto/limits.h).
@@ -35,7 +35,7 @@ _LOOK = 0.25
 #: Such blocks come alongside the steps, which gather what they need meanwhile. A reference asks for so many, its step waits so long for it, and none
 #: begins sooner after the one before.
 _BESIDE, _BESIDE_WAIT, _BESIDE_PAUSE = 256, 0.01, 0.05
-#: Keys that keep_beside() asks for at once; and the shortest wait of a reference, which the daemon counts in ms.
+#: Keys that keep_beside() asks for in one go; and the shortest wait of a reference, which the daemon counts in ms.
 _APPENDED, GLANCE = 2048, 0.001
 _ALL = 1 << 20
 #: A layer or layer head, a row, and an entry.

@@ -81,7 +81,7 @@ class UcmdStore(UcmKVStoreBaseV1):
     def __init__(self, config: dict[str, Any]):
         super().__init__(config)
         own, model, shards = own_of(config)
-        # Windows' blocks have the ids of full attention's, in a store of their own: "wa" alongside "fa".
+        # Windows' blocks have the ids of full attention's, in a store of their own: "wa" next to "fa".
         group = (str(config.get("unique_id", "")).split("_fawa_") + [""])[1]
         block, shards, sizes = _shape(config, _own_bytes(own.pop("block_bytes", None), group), shards)
         _tell(config, block, shards)

@@ -18,7 +18,7 @@ logger = logging.getLogger("ucmclient.engine.vllm")
 
 #: Asks for blocks of a sequence: from the first one on, so many, for so many seconds. As GpuDecoder.pin_beside.
 Ref = Callable[[BlockSequence, int, int, float], Optional[Referenced]]
-#: Blocks that are asked for at once, and for how many seconds: other calls of the mapping may wait so long.
+#: Blocks that are asked for in one go, and for how many seconds: other calls of the mapping may wait so long.
 _AT_ONCE, _WAIT = 1024, 0.01
 #: So long it goes on when none has come, and at most so long. Moving blocks within DRAM takes a quarter of a second a GiB; to compute them
 #: takes longer.

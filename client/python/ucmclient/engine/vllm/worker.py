@@ -217,7 +217,7 @@ class WorkerHalf:
         self._memory = []
 
     def restore(self) -> None:
-        """The tensors have the same addresses again, with other memory after them."""
+        """The tensors have the same addresses again, but other memory is mapped there."""
         if not self._memory:
             self._memory = self._export()
             self.link.restore_region()
