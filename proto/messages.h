@@ -380,9 +380,10 @@ enum ucm_handle_kind {
  * not write to them. OK means in DRAM; with durability 1, OK and EXISTS mean on stable storage,
  * else the status is 8. The dump of a part's last layer answers for the whole part.
  *
- * The worker's writes are done, or the daemon waits for `cuda_event`, recorded after the last one.
- * If it can't open that, or the worker has another user, PID namespace or `/dev/shm`, the status is
- * 7; wait, then dump without it. An event that was never recorded counts as signalled.
+ * The bytes must be final: either the worker's writes are done, or `cuda_event` names a CUDA event
+ * recorded after the last one, for which the daemon waits. If it can't open that, or the worker has
+ * another user, PID namespace or `/dev/shm`, the status is 7; wait, then dump without it. An event
+ * that was never recorded counts as signalled.
  *
  * Dump each layer once, in any order, on one connection; the last publishes the part. A dump of all
  * layers begins the part again if none of it is being copied.
