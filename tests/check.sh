@@ -111,7 +111,7 @@ leave_out() {
     mapfile -t targets < <(printf '%s\n' "${targets[@]/build-tests/}" "${tests[@]}" | grep .)
 }
 
-# start_build PHASE [WORD...]: in the background, after these words. Tests of all phases use some of the plain build.
+# start_build PHASE [WORD...]: in the background, by commands that begin with these words. Tests of all phases use some of the plain build.
 start_build() {
     local phase=$1 arguments directory targets used=("$plain"/{libucmclient.so,ucmctl,ucm-bench,encoding_kernels.so})
     shift

@@ -147,7 +147,7 @@ struct gpu {
     struct list stagings; /* struct gpu_staging */
     uint32_t entries;     /* of all staging rings, under way */
     struct gpu_memory memory;
-    CUstream uploads; /* never after copies or kernels */
+    CUstream uploads; /* never wait for copies or kernels */
     struct gpu_dma dma;
     struct costs_table costs;
     struct busy busy;

@@ -224,7 +224,7 @@ static int play(struct demo *d)
 
 int main(int argc, char **argv)
 {
-    /* SIGPIPE too: a reader that has seen enough must not leave a daemon and a directory after. */
+    /* SIGPIPE too: a reader that has seen enough must not leave a daemon and a directory. */
     static const int ending[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
     struct sigaction action = {.sa_handler = on_signal};
     static struct demo d;

@@ -98,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
 
 class Proxy(ThreadingHTTPServer):
     """To the port `behind`. harm: what to do to the next `times` requests about blocks by these methods. objects: a dictionary to keep
-    blocks in, and not at the server after."""
+    blocks in, and not at that server."""
     daemon_threads = True
     request_queue_size = 256
 

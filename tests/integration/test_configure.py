@@ -470,7 +470,7 @@ class Containers(Configured):
         self.addCleanup(self.end)
 
     def seen(self, *before, **options):
-        """The tenant, and whether it is an operator, of a client that runs after these words."""
+        """The tenant, and whether it is an operator, of a client whose command begins with these words."""
         done = subprocess.run([*before, UCMCTL, "--socket", self.daemon.socket, "status", "--json"], capture_output=True,
                               text=True, timeout=TIMEOUT_S, check=False, **options)
         if done.returncode == 1 and "unshare" in done.stderr:

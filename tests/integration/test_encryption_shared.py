@@ -296,7 +296,7 @@ class Shared(Encrypted):
 
 
 class Secrets(Encrypted):
-    """Two hosts with a directory of secrets, alongside the root, of which no snapshots are kept."""
+    """Two hosts with a directory of secrets, next to the root, of which no snapshots are kept."""
 
     def setUp(self):
         super().setUp()

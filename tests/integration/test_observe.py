@@ -323,7 +323,7 @@ class RealPrometheus(unittest.TestCase):
             self.fail(f"there is no metric {name}: {expression}")
 
     def sometimes(self):
-        """Families that a daemon shows only with something after them, which this one lacks."""
+        """Families that a daemon shows only if it has data for them, which this one lacks."""
         text = (TOP / "proto/metrics/exposition.c").read_text()
         return set(re.findall(r'"(ucmd_reuse_hit_ratio)"', text))
 

@@ -353,7 +353,7 @@ class Trouble(Case):
             e.connector._scheduler._tracked(request).slow = 96
             shown = e.connector.get_external_cache_hit_sources(request, 288)
             self.assertEqual({tier.name: n for tier, n in shown.items()}, {"HOST": 192, "DISK": 96})
-        # Measured; in DRAM now; not worth it, and brought there after; so that it is there.
+        # Measured; in DRAM now; not worth it, and prefetched meanwhile; so it is there.
         self.assertEqual(loaded, [True, True, False, True])
 
     def corrupt(self, path, payloads):
