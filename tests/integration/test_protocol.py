@@ -12,6 +12,7 @@ import os
 import pickle
 import re
 import signal
+import socket
 import struct
 import time
 import unittest
@@ -147,21 +148,27 @@ class Frames(Case):
         self.assertEqual(idle.call("health")["status"], "ok")  # between frames a client may be silent for ever
 
     def test_the_clock_stands_still_for_a_stopped_client(self):
+        ours, theirs = socket.socketpair()
         child = os.fork()
-        if child == 0:  # hello, half a frame, stopped for longer than a frame may take, the other half
-            status = 1
+        if child == 0:  # says hello, hands its socket over, and stops
             try:
-                client, data = Client(self.daemon), frame([0, 9, "health", {}])
-                client.send(data[:5])
+                client = Client(self.daemon)
+                socket.send_fds(theirs, [b"."], [client.socket.fileno()])
                 os.kill(os.getpid(), signal.SIGSTOP)
-                client.send(data[5:])
-                status = 0 if client.next() == 9 else 1
             finally:
-                os._exit(status)
+                os._exit(0)
         self.assertTrue(os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1]))
+        client = socket.socket(fileno=socket.recv_fds(ours, 1, 1)[1][0])
+        data = frame([0, 9, "health", {}])
+        client.sendall(data[:5])
         self.closes(b"\0\0\0", code=DEADLINE)  # one that began later, and is not stopped
+        client.sendall(data[5:])
+        client.settimeout(20)
+        self.assertEqual(msgpack.unpackb(client.recv(65536)[4:], raw=False)[:2], [1, 9])
         os.kill(child, signal.SIGCONT)
         self.assertEqual(os.waitpid(child, 0)[1], 0)
+        for one in (client, ours, theirs):
+            one.close()
 
     def test_hello(self):
         client = self.client(hello=False)
