@@ -89,6 +89,8 @@ Test(nvme_budget, so_is_one_that_is_emptied_ahead)
 #define NARROW_MAX 2u
 #define WIDE_MAX 8u
 #define BEGUN 8u /* parts that one iteration begins to write */
+/* Of several iterations: the first one may have begun a write of before. */
+#define WRITES (4 * BEGUN)
 
 static struct {
     uv_prepare_t prepare;
@@ -144,12 +146,12 @@ Test(nvme_budget, a_disk_that_a_small_request_reads_has_few_writes)
     rig_init(1, 129 * MIB, 4 * MIB, CONFIG_IO_URING);
     rig.config.nvme_queue_depth = 128;
     rig_open();
-    rig_memory(1 + BEGUN + NARROW_WRITES + BEGUN, 8192);
+    rig_memory(1 + WRITES + NARROW_WRITES + WRITES, 8192);
     open_segment();
-    cr_expect_eq(most_writes(1, BEGUN), WIDE_MAX, "nothing was read yet");
+    cr_expect_eq(most_writes(1, WRITES), WIDE_MAX, "nothing was read yet");
     read_first(true);
-    cr_expect_eq(most_writes(1 + BEGUN, NARROW_WRITES), NARROW_MAX);
-    cr_expect_eq(most_writes(1 + BEGUN + NARROW_WRITES, BEGUN), WIDE_MAX,
+    cr_expect_eq(most_writes(1 + WRITES, NARROW_WRITES), NARROW_MAX);
+    cr_expect_eq(most_writes(1 + WRITES + NARROW_WRITES, WRITES), WIDE_MAX,
                  "no such read for a while");
     cr_expect_eq(rig_verify(), rig.n);
 }
@@ -179,11 +181,11 @@ Test(nvme_budget, large_requests_do_not_hold_up_writes)
     rig_init(1, 33 * MIB, 4 * MIB, CONFIG_IO_URING);
     rig.config.nvme_queue_depth = 128;
     rig_open();
-    rig_memory(1 + 2 * BEGUN, 8192);
+    rig_memory(1 + 2 * WRITES, 8192);
     open_segment();
-    cr_assert_eq(most_writes(1, BEGUN), WIDE_MAX);
+    cr_assert_eq(most_writes(1, WRITES), WIDE_MAX);
     read_first(false);
-    cr_expect_eq(most_writes(1 + BEGUN, BEGUN), WIDE_MAX);
+    cr_expect_eq(most_writes(1 + WRITES, WRITES), WIDE_MAX);
 }
 
 /* Nobody comes after it, and it is not forgotten for that. */
