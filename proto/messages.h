@@ -193,8 +193,8 @@ enum ucm_handle_kind {
  *
  * Planes are sorted by layer. The fragments of a layer's planes, in list order, are its bytes and
  * add up to `layer_bytes`. Blocks end inside their handle; no two fragments share a byte. A region
- * may leave layers out; `load` and `dump` then name others. Planes of an encoded namespace have the
- * raw form.
+ * may leave layers out; `load` and `dump` then name the others. Planes of an encoded namespace have
+ * the raw form.
  *
  * With `block_pool` it is a GPU block pool for `gather` alone: each of `blocks` entries takes one
  * layer of any block. Its planes are those of one layer, with `layer` 0.
@@ -218,7 +218,7 @@ enum ucm_handle_kind {
  * rope_trained: `dynamic`, `yarn`, `llama3`: tokens trained for before scaling.
  * rope_fast: `yarn`: beta_fast; `llama3`: high_freq_factor.
  * rope_slow: `yarn`: beta_slow; `llama3`: low_freq_factor.
- * rope_whole: `yarn`: the ramp ends at whole pairs, the usual. */
+ * rope_whole: `yarn`: the ramp ends at whole pairs, as usual. */
 #define UCM_MSG_REGION_REGISTER(F, m)                                                              \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, u64, part, OPT, 0, UCM_MAX_PARTS - 1)                                                     \
@@ -380,10 +380,9 @@ enum ucm_handle_kind {
  * not write to them. OK means in DRAM; with durability 1, OK and EXISTS mean on stable storage,
  * else the status is 8. The dump of a part's last layer answers for the whole part.
  *
- * The bytes must be final: either the worker's writes are done, or `cuda_event` names a CUDA event
- * recorded after the last one, for which the daemon waits. If it can't open that, or the worker has
- * another user, PID namespace or `/dev/shm`, the status is 7; wait, then dump without it. An event
- * that was never recorded counts as signalled.
+ * The worker's writes are done, or the daemon waits for `cuda_event`, recorded after the last one.
+ * If it can't open that, or the worker has another user, PID namespace or `/dev/shm`, the status is
+ * 7; wait, then dump without it. An event that was never recorded counts as signalled.
  *
  * Dump each layer once, in any order, on one connection; the last publishes the part. A dump of all
  * layers begins the part again if none of it is being copied.

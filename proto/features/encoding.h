@@ -15,7 +15,7 @@
  * k: tokens, heads, elements of a row in a layer's K; MLA: of the latent.
  * v: the same of V; absent: a layer is one tensor.
  * order: of rows: 0 token after token, 1 head after head.
- * axis: int8: K's scale is 0 a row's, 1 a head's channel's.
+ * axis: int8: K has a scale for 0 each row, 1 each channel of a head.
  * seed: q4: of its rotation.
  * run: int8, `axis` 1: tokens of K that share a scale; 0: all. */
 #define UCM_MSG_ENCODING_OPEN(F, m)                                                                \

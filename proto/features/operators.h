@@ -76,7 +76,7 @@
  * key, bin: common.
  * complete, pinned, bool: common.
  * ready, uint: common.
- * deleting, bool: evicted while in use; goes with its last reference.
+ * deleting, bool: evicted while in use.
  * leases, uint: common.
  * heat, uint: 0 (seen once) to 3.
  * parts, array of map: plain.
@@ -125,7 +125,7 @@
 
 /* Method bypass. Takes the cache out of the way until turned off, or the daemon ends. With loads
  * bypassed, lookups, loads, gathers and prefetches are misses. With stores bypassed, `dump` answers
- * status 3, but finishes parts. Without `load` and `store` it only lists.
+ * status 3, but finishes parts that it has begun. Without `load` and `store` it only lists.
  * Callers: operators.
  * Errors: BUSY: there are 64; NOT_FOUND: no such tenant. */
 
@@ -189,7 +189,7 @@
 /* Method events. Answers the tenant's cache events after number `since` (docs/events.md). Numbers
  * begin with 1, at the first request. Without later events it waits for one; not if `since` is
  * beyond the last.
- * Errors: BUSY: this connection waits already, or memory lacks for another tenant; UNSUPPORTED: no
+ * Errors: BUSY: this connection waits already, or no memory for another tenant; UNSUPPORTED: no
  *   `events.memory`; DENIED: another tenant's, but for operators; NOT_FOUND: no such tenant. */
 
 /* Result of events.
@@ -234,7 +234,7 @@
  * lora, str: plain. */
 
 /* Method events.metadata. Gives metadata of consecutive blocks of one sequence, stored or not.
- * `events_metadata_dropped` counts blocks for which memory lacked.
+ * `events_metadata_dropped` counts blocks dropped for lack of memory.
  * Errors: UNSUPPORTED: no `events.memory`.
  * keys: in the sequence's order; 1024 at most.
  * tokens: `block_tokens` token ids a key, u32 each.
@@ -281,7 +281,7 @@ enum ucm_bypass {
  * namespace or settings. */
 
 /* Result of tenant.list.
- * tenants, array of map: also numbers of docs/metrics.md, "By tenant".
+ * tenants, array of map: with numbers of docs/metrics.md, "By tenant".
  * next, uint: common.
  * In tenants:
  * tenant, str: common.

@@ -17,7 +17,7 @@
  * kind: mean: 0 mean, 1 largest value, 2 mean of length 1.
  * run: submean: tokens a mean; divides `block_tokens`.
  * keep: submean: a bit for each RoPE pair that stays; absent: all.
- * pairs: submean: of channels 0: i, i + `head_dim` / 2; 1: 2i, 2i + 1.
+ * pairs: submean: 0 channels i and i + `head_dim` / 2, 1 channels 2i and 2i + 1.
  * bits: hash: 64, 128 or 256 a token and KV head.
  * rope_bits: hash with `rope_dim`: of `bits`, the rotated part's.
  * seed: hash: of its rotation.
@@ -150,7 +150,7 @@
  * policy: 0 top k, 1 mass.
  * sparse_ratio: top k: fraction of the blocks.
  * topk_tokens: top k: this many tokens' blocks, in place of `sparse_ratio`.
- * min_blocks: top k: at least.
+ * min_blocks: top k: at least this many.
  * eps: mass: fraction of weights that suffices.
  * beta_m: mass: weights are exp(beta_m score); 0: `beta`.
  * limit: blocks of a list at most; 0: as many as fit.
