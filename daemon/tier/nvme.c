@@ -441,7 +441,7 @@ static uint64_t nvme_sequence(struct tier *t, uint64_t loc)
     struct segment *s;
     uint32_t record;
 
-    return segment_find(&t->segments, loc, 0, &s, &record) < 0 ? 0 : s->sequences[record];
+    return segment_find(&t->segments, loc, 0, &s, &record) < 0 ? 0 : s->record_sequences[record];
 }
 
 static void nvme_encrypted_by(const struct tier *t, const uint8_t *key_id, uint64_t *parts,

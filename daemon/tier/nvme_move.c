@@ -100,7 +100,7 @@ static void read_cb(struct tier_io *io, int status)
     io->op = TIER_WRITE;
     io->done_cb = written_cb;
     /* With the sequence of its first write, which a purge of its namespace goes by. */
-    if (nvme_write_moved(v->mover->tier, io, v->mover->segment->sequences[v->record]) < 0)
+    if (nvme_write_moved(v->mover->tier, io, v->mover->segment->record_sequences[v->record]) < 0)
         move_end(v);
 }
 

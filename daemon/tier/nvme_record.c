@@ -13,7 +13,7 @@ void nvme_record_header_of(const struct tier *t, const struct segment *s, uint32
         .record = record,
         .payload_bytes = d->bytes,
         .generation = s->sequence,
-        .sequence = s->sequences[record],
+        .sequence = s->record_sequences[record],
         .checksum = d->checksum,
         .encrypted = d->encrypted,
     };
@@ -33,7 +33,7 @@ bool nvme_record_is(const struct tier *t, const struct tier_io *io,
     return h->encrypted == io->place.encrypted &&
            nvme_record_belongs(h, t->devices[s->file].file.uuid, s->number, record, s->sequence) &&
            h->checksum == io->place.checksum && h->payload_bytes == io->bytes &&
-           h->part == io->name.part && h->sequence == s->sequences[record] &&
+           h->part == io->name.part && h->sequence == s->record_sequences[record] &&
            (io->name.key_bytes == 0 || /* a check knows the owner only */
             (h->key_bytes == io->name.key_bytes &&
              memcmp(h->key, io->name.key, h->key_bytes) == 0 &&

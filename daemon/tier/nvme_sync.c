@@ -20,7 +20,7 @@ static bool io_purged(const struct tier *t, const struct tier_io *io)
     uint32_t record;
 
     return segment_find(&t->segments, io->place.loc, io->bytes, &s, &record) == 0 &&
-           ns_records_purged(&t->ns_records, io->name.fingerprint, s->sequences[record]);
+           ns_records_purged(&t->ns_records, io->name.fingerprint, s->record_sequences[record]);
 }
 
 static void sync_end(struct tier *t, struct tier_io *io, int status)

@@ -147,7 +147,7 @@ static void segment_settle(struct segment_table *t, struct segment *s)
         return;
     if (s->live == 0 && s->reads == 0 && s->writes == 0) {
         free(s->owners);
-        s->owners = s->sequences = NULL;
+        s->owners = s->record_sequences = NULL;
         s->states = s->used = NULL;
         s->tags = NULL;
         segment_change(t, s, SEGMENT_FREE, s->withheld);
@@ -180,7 +180,7 @@ static void segment_begin(struct segment *s, uint64_t *owners, uint64_t sequence
                           uint32_t records)
 {
     s->owners = owners;
-    s->sequences = owners + records;
+    s->record_sequences = owners + records;
     s->tags = (uint16_t *)(owners + 2 * (size_t)records);
     s->states = (uint8_t *)(s->tags + records);
     s->used = s->states + records;
@@ -376,7 +376,7 @@ void segment_restore(struct segment_table *t, struct segment *s, uint32_t record
 
 void segment_sequence_set(struct segment *s, uint32_t record, uint64_t sequence)
 {
-    s->sequences[record] = sequence;
+    s->record_sequences[record] = sequence;
     if (sequence > s->newest)
         s->newest = sequence;
 }

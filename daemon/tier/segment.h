@@ -28,8 +28,8 @@ struct segment {
     /* Records of them, then as many of the next three; none while FREE. 0: a record that nobody
      * can read now, kept until the segment is reclaimed */
     uint64_t *owners;
-    uint64_t *sequences; /* of the writes, */
-    uint64_t newest;     /* and of the last one that it got */
+    uint64_t *record_sequences; /* of the writes, */
+    uint64_t newest;            /* and of the last one that it got */
     uint8_t *states;
     uint8_t *used;         /* 1: read since it was written, and not only checked */
     uint16_t *tags;        /* of the keys that encrypted them; 0: in the clear */

@@ -81,10 +81,10 @@ APART = ("daemon/features.", "daemon/backend/")
 #: For a subject: its module, the words of C that name it outside of the module, and similar words that mean something else.
 NAMES = {
     "encodings": ("encoding", r"\w*(?:encoding|encoded|codec|(?<!de)encoded|coding)\w*|mixed_\w+", r"yaml\w*"),
-    "shared mappings": ("mapping", r"mappings?_\w+|\w+_mappings?(?:_\w+)?|\w*relocat\w*", r"mappings_max"),
+    "shared mappings": ("mapping", r"mappings?_\w+|\w+_mappings?(?:_\w+)?|\w*relocat\w*", r"(?:read_)?mapping_(?:start|end|of)\w*|read_mapping|yaml\w*|limit_mappings|mappings_(?:max|usual)"),
     "summaries and sequences": ("retrieval", r"summaries?_\w+|sequences?_\w+|\w+_(?:summary|sequence)s?(?:_\w+)?|derived_\w+|summaries|sequences",
-                           r"(?:\w+_)?(?:from|segment|record|records|last|first|nvme|fake)_sequence\w*|derived_(?:drop|find|free|n|new|max)|(?:evp|xxh|ossl|yaml)\w*"),
-    "lookup_table": ("lookup_table", r"lookup_table?_\w+|\w+_lookup_table?(?:_\w+)?|lookup_table", r"\w*_table_read"),
+                           r"(?:\w+_)?(?:from|segment|record|records|last|first|nvme|nvme_io|fake)_sequence\w*|(?:usage|read)_(?:summary|sequence)|sequence_(?:start|end)\w*|derived_(?:drop|find|free|n|new|max)|(?:evp|xxh|ossl|yaml)\w*"),
+    "lookup tables": ("lookup tables", r"lookup_table?_\w+|\w+_lookup_table?(?:_\w+)?|lookup_table", r"\w*_table_read"),
     "events": ("events", r"events_\w+|\w+_events", r"events_foreign|process_events"),
 }
 
