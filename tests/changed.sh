@@ -5,7 +5,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 
 topics='encoding|encod|forms|lossless|fp8|int8|q4|kernels/(arith|simd)
-sparse|kernels/(sparse|attend|entries|arith|simd)|sparse|summary|retriev|select|decode|attend|entries|sequence
+sparse|kernels/(sparse|attend|entries|arith|simd)|sparse|summar(y|ies)|retriev|select|decode|attend|entries|slots|sequence
 blend|kernels/rope|blend|chunk|shift
 connector|ucmclient/(engine/|[a-z_]+\.py)|tests/integration/(vllm_|test_vllm_)|tests/engines/|client/lib/
 gate|tests/gate/|test_bench_gate|tests/inject/delay|client/bench/figure'

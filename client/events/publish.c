@@ -16,7 +16,7 @@
 /* From one list of all blocks to the next that somebody subscribes for: at least this, and so many
  * times what the list took. */
 #define LIST_MS 500
-#define LIST_SHARED 10
+#define LIST_SHARE 10
 #define TIMEOUT_MS 10000
 #define PAGE 1024
 /* Blocks of one batch. */
@@ -282,7 +282,7 @@ static int list_all(struct publisher *p, bool fresh)
             rc = rc == -UCM_ENOTFOUND ? 0 : rc; /* it is gone, and so are its blocks */
         }
     took_ms = now_ms() - began_ms;
-    p->list_from_ms = now_ms() + LIST_MS + LIST_SHARED * took_ms;
+    p->list_from_ms = now_ms() + LIST_MS + LIST_SHARE * took_ms;
     return rc;
 }
 

@@ -20,7 +20,7 @@ struct part_io {
     uint64_t removed;                    /* shared.removed when it began */
     int status;                          /* the worst so far */
     struct shared_encryption encryption; /* of io->encrypted */
-    struct list link;                    /* in share.encrypted */
+    struct list link;                    /* in shared.encrypted */
 };
 
 /* ---- background operations ---- */

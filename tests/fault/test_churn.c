@@ -225,7 +225,7 @@ Test(churn, workers_come_and_go_and_nothing_is_ever_wrong)
     churn_seed(seed);
     fprintf(stderr, "UCM_SEED=%#llx UCM_CHURN_SECONDS=%llu\n", (unsigned long long)seed,
             (unsigned long long)seconds);
-    alarm((unsigned)(4 * seconds + 300));
+    alarm((unsigned)(4 * seconds + 64 * seconds / rounds + 300)); /* MORE_ROUNDS included */
     host = (struct host){.nvme = true,
                          .sets = {"arena.size=16MiB", "arena.prefault=true", "nvme.size=24MiB",
                                   "nvme.segment=2MiB", "nvme.write_queue_size=8MiB"}};

@@ -38,10 +38,10 @@ find_sanitizer() {
     [ -n "$sanitizer" ] || echo '== sanitizers: skipped, there is no compute-sanitizer'
 }
 
-# sanitize_kernels TOOL: summaries and selections, encodings, loads with position shifts, slots, attention, decode steps; some of each kind.
+# sanitize_kernels TOOL: summaries and selections, encodings, loads with position shifts, entries of a block pool, attention, decode steps; some of each kind.
 sanitize_kernels() {
     [ -n "$sanitizer" ] || return
-    for kernels in sparse encoding rope slots attend decode; do
+    for kernels in sparse encoding rope entries attend decode; do
         part "$1-$kernels" 100 env LD_LIBRARY_PATH="$here/lib" "$sanitizer" --tool "$1" --error-exitcode 9 \
             ${libraries:+--injection-path "$libraries"} "$here/test_$kernels" --few
         grep -E 'ERROR SUMMARY|RACECHECK SUMMARY|Invalid|Uninitialized|hazard|^FAIL|passed' "$name.log" | sort | uniq -c

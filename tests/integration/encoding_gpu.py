@@ -1,5 +1,5 @@
 """Pages of encoding_case.py on a GPU: memory by the driver's functions, its IPC handles, and copy agents of
-tests/gpu/copy agents.c ($UCM_COPY_AGENTS), one for each connection.
+tests/gpu/copy_agents.c ($UCM_COPY_AGENTS), one for each connection.
 
 Nothing is freed before the process ends: a daemon may have mapped it until then."""
 

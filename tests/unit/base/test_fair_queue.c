@@ -122,7 +122,7 @@ Test(fair_queue, each_of_all_lanes_has_its_part)
 }
 
 /* More tenants than lanes: none is lost, and none shares the daemon's own. */
-Test(fair_queue, many_tenants_shared_lanes)
+Test(fair_queue, many_tenants_share_lanes)
 {
     enum { TENANTS = 3 * FAIR_LANES };
     static struct list node[TENANTS];

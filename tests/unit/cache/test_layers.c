@@ -87,7 +87,7 @@ Test(layers, the_part_stays_where_it_is)
     all_ended(ref);
 }
 
-Test(layers, pieces_shared_a_slot)
+Test(layers, fragments_share_a_slot)
 {
     block_ref ref = below(1), other = below(2);
     struct waiter w[40];

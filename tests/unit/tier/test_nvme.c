@@ -109,7 +109,7 @@ Test(nvme, both_engines_write_what_the_text_says)
     }
 }
 
-Test(nvme, files_shared_the_load)
+Test(nvme, files_share_the_load)
 {
     struct tier_stats stats;
     unsigned per_file[3] = {0};

@@ -18,7 +18,7 @@ static void sync_all(unsigned from, unsigned to)
     rig_run();
 }
 
-Test(nvme_sync, many_shared_one)
+Test(nvme_sync, many_share_one)
 {
     open_rig(CONFIG_IO_AUTO);
     cr_assert_eq(rig_write(0, 60, 50000), 60);

@@ -315,7 +315,7 @@ Test(segment, a_use_counts_for_one_opening)
 }
 
 /* More sizes than segments may be open: none is closed after a record or two. */
-Test(segment, many_strides_shared)
+Test(segment, many_strides_share)
 {
     unsigned stored = 0;
 

@@ -224,7 +224,7 @@ class PolicyBudget(Structure):
 class Place(Structure):
     _fields_ = [
         ("slab", c_uint32),
-        ("entry", c_uint32),
+        ("slot", c_uint32),
         ("seq", c_uint64),
         ("opened", c_uint64),
     ]
