@@ -548,7 +548,7 @@ struct ucm_transfer {
      * pid namespace and /dev/shm; otherwise the blocks are UCM_BLOCK_IS_DEVICE. */
     const uint8_t *cuda_event;
     uint32_t part;       /* prefetch: the first part, from 0 */
-    uint32_t n_parts;    /* prefetch: how many parts; 0: all from `part` on */
+    uint32_t n_parts;    /* prefetch: how many; one part: n_parts = 1; 0: all from `part` on */
     uint32_t durability; /* dump: enum ucm_durability */
     /* Load: not 0: copy layer by layer and report every `progress_interval` layers, for
      * ucm_task_wait_layers; 0: copy block by block, without reports. */

@@ -33,6 +33,9 @@ class Blocks(Case):
         self.assertEqual(client.tiers(ns, *range(count)), [ON_NVME] * count)
         return client, ns, region, bytes_of
 
+    def parts_in_dram(self, client, ns, name):
+        return [part["part"] for part in client.call("inspect", ns=ns, key=keys(name))["parts"] if part["dram"] == "ready"]
+
     def spoil(self, *blocks):
         """Changes a byte of each on NVMe."""
         for path in [os.path.join(directory, name) for directory, _, names in os.walk(self.daemon.store) for name in names]:
@@ -172,6 +175,35 @@ class Blocks(Case):
         self.assertEqual((client.tiers(ns, "a"), block["parts"][0]["dram"]), ([ON_NVME], "none"))
         self.assertEqual(second.load("a", [3]) + region.load("a", [3]), [OK, OK])
         self.assertEqual(second.bytes(3), before[1])
+
+    def test_prefetch_of_some_parts(self):
+        identity = dict(DEMO, parts=3, layers=[1, 2, 3])
+        client, ns, region = self.worker(identity)
+        regions = [region] + [self.again(identity=identity, part=part)[1] for part in (1, 2)]
+        before = [region.fill(0) for region in regions]
+        for region in regions:
+            self.assertEqual(region.dump("a", [0]), [OK])
+        self.settled(client, ns)
+        for asked, arrive in (({"part": 1}, [1, 2]), ({"part": 0, "parts": 2}, [0, 1]), ({"part": 2, "parts": 1}, [2]),
+                              ({"part": 1, "parts": 2}, [1, 2]), ({"part": 2}, [2]), ({"parts": 1}, [0]), ({"parts": 3}, [0, 1, 2]),
+                              ({"part": 1, "parts": 0}, [1, 2]), ({}, [0, 1, 2])):
+            with self.subTest(**asked):
+                client.call("evict", ns=ns, tier=1)
+                self.assertEqual(self.parts_in_dram(client, ns, "a"), [])
+                answer = client.call("prefetch", ns=ns, keys=keys("a", "b"), **asked)
+                self.assertEqual(answer, {"status": bytes([OK, MISS]), "bytes": sum(regions[part].size for part in arrive)})
+                self.assertEqual(self.parts_in_dram(client, ns, "a"), arrive)
+        for part, region in enumerate(regions):
+            self.assertEqual((region.load("a", [1]), region.bytes(1)), ([OK], before[part]))
+
+    def test_prefetch_of_parts_that_the_namespace_lacks(self):
+        client, ns, _ = self.worker(dict(DEMO, parts=3, layers=[1, 2, 3]))
+        for asked in ({"part": 3}, {"part": 1, "parts": 3}, {"part": 3, "parts": 1}, {"parts": 4}, {"part": 255, "parts": 256}):
+            with self.subTest(**asked):
+                refused = self.refused(INVALID, client.call, "prefetch", ns=ns, keys=keys("a"), **asked)
+                part, parts = asked.get("part", 0), asked.get("parts", 0)
+                self.assertIn(f"part: {part}, parts: {parts}; the namespace has 3, from 0", str(refused))
+        self.refused(INVALID, client.call, "prefetch", ns=ns, keys=keys("a"), part=256)
 
     def test_lookup(self):
         client, ns, region = self.worker()

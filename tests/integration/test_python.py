@@ -27,6 +27,7 @@ from daemon import Daemon, DaemonCase, until
 from ucmclient import (BlockResult, Client, CopyAgent, CopyAgentMissing, Found, Identity, MemoryKind, Memory,
                        WaitMode, Plane, SharedMemory, Status, UcmError, data_pointer)
 from ucmclient import _native, copy_agent as copy_agents, keys as chains
+from ucmclient.region import transfer
 
 SUITE_TIMEOUT_S = 280
 LAYERS, FRAGMENT, BLOCKS = 3, 8192, 32
@@ -202,6 +203,33 @@ class Blocks(Case):
         self.assertEqual(self.bytes(shared, 9), stored)
         self.assertEqual(ns.evict(key("d")), (1, 0))
         self.assertEqual(ns.lookup_prefix(key("d")).blocks, 0)
+
+    def test_prefetch_of_some_parts(self):
+        ns = self.client().namespace(self.identity(parts=3, layers=(1, 2, 3)))
+        for part in range(3):
+            shared = SharedMemory((part + 1) * FRAGMENT)
+            planes = [Plane(0, layer * FRAGMENT, FRAGMENT, FRAGMENT, layer) for layer in range(part + 1)]
+            region = ns.register([shared.memory()], planes, blocks=1, part=part)
+            self.assertTrue(region.dump(key("p"), [0], durable=True).wait().all_ok)
+        operator = second_client.Client(self.daemon)
+        self.addCleanup(operator.close)
+        number = operator.open(dict(second_client.DEMO, model=self.id(), key_bytes=32, parts=3, layers=[1, 2, 3], layer_bytes=FRAGMENT))
+
+        def prefetched(prefetch):
+            operator.call("evict", ns=number, tier=1)
+            self.assertTrue(prefetch().wait().all_ok)
+            parts = operator.call("inspect", ns=number, key=key("p"))["parts"]
+            return [part["part"] for part in parts if part["dram"] == "ready"]
+
+        def of(**fields):
+            return transfer(_native.lib.ucm_prefetch, ns, ns, key("p"), None, None, 0.0, **fields)
+
+        self.assertEqual([prefetched(lambda: ns.prefetch(key("p"), part=part)) for part in (None, 0, 1, 2)], [[0, 1, 2], [0], [1], [2]])
+        for fields, arrive in (({"part": 1}, [1, 2]), ({"part": 0, "n_parts": 2}, [0, 1]), ({"part": 2, "n_parts": 1}, [2]), ({}, [0, 1, 2])):
+            self.assertEqual(prefetched(lambda: of(**fields)), arrive, fields)
+        for fields in ({"part": 3}, {"part": 1, "n_parts": 3}):
+            self.refused(Status.INVALID, lambda: of(**fields).wait())
+        self.refused(Status.INVALID, lambda: ns.prefetch(key("p"), part=3).wait())
 
     def test_numpy_without_a_copy(self):
         ns, shared, region = self.worker()

@@ -11,7 +11,7 @@ import unittest
 
 import numpy as np
 from retrieval_case import (HEAD_DIM, HELD, IDENTITY, IN_DRAM, KV_HEADS, LAYERS, METHODS, ON_NVME, SHAPE, SUITE_TIMEOUT_S,
-                            TOKENS, Retrieval, lists_of, spec_of, methods)
+                            TOKENS, Retrieval, lists_of, random_kv, spec_of, methods)
 from second_client import (BUSY, EXISTS, FAILED, INVALID, MISS, NOT_FOUND, OK, OTHER_UID, Refused, Region,
                            fingerprint_form, keys, u32)
 
@@ -107,6 +107,23 @@ class Summaries(Retrieval):
         orphans = client.metrics()["summaries_orphaned"]
         self.assertEqual(self.build(client, derived, [0]), [EXISTS])
         self.assertEqual(client.metrics()["summaries_orphaned"], orphans + 1)
+
+    def test_summaries_of_some_parts(self):
+        client, identity = self.client(), dict(IDENTITY, model=self.id(), parts=3, layers=[LAYERS] * 3)
+        ns, asked = client.open(identity), [{"part": 1}, {"part": 0, "parts": 2}, {"part": 2, "parts": 1}, {}]
+        for part in range(3):
+            region = Region(client, ns, identity, len(asked), part)
+            region.memory[:] = random_kv(len(asked), part).tobytes()
+            self.assertEqual(set(region.dump(range(len(asked)), range(len(asked)))), {OK})
+        derived = self.summaries(client, ns)
+        for name, (parts, built) in enumerate(zip(asked, ([1, 2], [0, 1], [2], [0, 1, 2]))):
+            with self.subTest(**parts):
+                self.assertEqual(self.build(client, derived, [name], **parts), [OK])
+                found = client.call("inspect", ns=derived, key=keys(name))["parts"]
+                self.assertEqual([part["part"] for part in found if part["dram"] == "ready"], built)
+        for wrong in ({"part": 3}, {"part": 1, "parts": 3}):
+            refused = self.refused(INVALID, client.call, "summary.build", ns=derived, keys=keys(0), **wrong)
+            self.assertIn("the namespace has 3, from 0", str(refused))
 
     def test_a_worker_dumps_them_itself(self):
         client, ns, _, kv = self.stored(4)

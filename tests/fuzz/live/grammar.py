@@ -497,7 +497,8 @@ class Generator:
             self.call(conn, "sequence.prefetch", sequence=of(sequence, "sequence"), index={"u32": [self.random.randrange(n) for _ in range(3)]})
         else:
             ns = self.space(conn)
-            self.call(conn, "prefetch", ns=ns.ref, keys={"keys": self.keys(conn.tenant, ns.family, ns.spec)}, parts=self.some(0, 1))
+            self.call(conn, "prefetch", ns=ns.ref, keys={"keys": self.keys(conn.tenant, ns.family, ns.spec)},
+                      part=self.some(0, 0, 1, ns.identity["parts"] - 1), parts=self.some(0, 0, 1, 2))
 
     def act_evict(self, conn):
         spaces = conn.of(RAW, BYTES, ENCODED, SUMMARY)
