@@ -20,10 +20,10 @@ static const struct arg_option bypass_options[] = {
 };
 
 static const struct program_command commands[] = {
-    {"evict", "NS [KEY...]", "Drop blocks that are neither pinned nor in use",
+    {"evict", "NS [KEY...]", "Drop blocks that are not pinned",
      "Without keys it drops every block of the namespace, and asks first; without a\n"
      "terminal it needs --yes. The tiers all and shared remove files that other hosts\n"
-     "use, too.\n\n"
+     "use, too. With one tier, blocks in use stay; else they go with their last use.\n\n"
      "Examples:\n"
      "  ucmctl evict 1 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n"
      "  ucmctl evict 1 --tier dram --yes\n",

@@ -256,8 +256,8 @@ int outlet_open(const struct outlet_config *config, struct outlet **out)
         fprintf(stderr, "ucmevents: memory ran out\n");
     else
         rc = socket_open(o, ZMQ_XPUB, config->endpoint, SEND_MOST, &o->pub);
-    /* One whole replay fits next to half of one before, since libzmq hears of that half only later
-     * that it was read. What is beyond that is dropped. */
+    /* Room for one whole replay and half of the one before: libzmq learns late that this half was
+     * read. ZeroMQ drops messages beyond this limit. */
     if (rc == 0 && config->replay[0] != '\0')
         rc = socket_open(o, ZMQ_ROUTER, config->replay, 2 * ((int)config->steps + 16), &o->replay);
     if (rc == 0)

@@ -23,8 +23,8 @@ _GRACE = 0.5
 #: A later try may find the block.
 _PASSING = frozenset((BlockResult.NO_ROOM, BlockResult.IN_PROGRESS, BlockResult.CANCELLED))
 URGENT = 7
-#: A step that lacks more than so many times what is gathered in one go is served layer by layer: what its later layers chose is worthless.
-#: Where it lacks less, most of what layers attend is there, and they choose nearly as they will.
+#: If a step lacks more entries than this many gathers bring, it is served layer by layer, because its later layers would choose differently.
+#: If it lacks fewer, most of what layers attend is there, and their choices hardly change.
 AT_ONCE = 16
 #: Items of one gather, and keys of one load (proto/limits.h).
 _MAX_ITEMS = 16384
