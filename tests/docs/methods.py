@@ -31,15 +31,15 @@ COMMON, PLAIN = "common", "plain"  # in place of a meaning: that of the common f
 ABOUT = """For authors of clients: every request that ucmd answers, with its fields, bounds and errors. [protocol.md](protocol.md) says how
 frames carry them, and what blocks, leases and sequences are.
 
-Parentheses have the bounds: of a number, its value; of a str or bin, its bytes; of an array, its entries. `uints`, `strs` and
-`maps` are arrays. A `?` marks an optional field. Times are in milliseconds, sizes in bytes. A field without a meaning is one of the
-[common fields](#common-fields), or its name says it. A method without a table of params, or of results, has none.
+`name`? is an optional field. Bounds stand in parentheses: of a number, its value; of a str or bin, its bytes; of an array, its entries.
+`uints`, `strs` and `maps` are arrays. Times are in milliseconds, sizes in bytes. A field without a meaning is one of the
+[common fields](#common-fields), or its name says it. A method that lists no params, or no results, has none.
 
 A method with `cursor` answers one page of a list. Call it again with `cursor` = `next` until `next` is 0 or absent; a page before that
 may have few entries or none.
 
 Any client may call a method that does not say for whom it is. "For the tenant" means clients of the namespace's tenant, and operators.
-The list below a text has the method's errors, on top of the [errors of every request](protocol.md#errors)."""
+Every request may also get one of [these errors](protocol.md#errors)."""
 
 
 class Wrong(Exception):
@@ -238,36 +238,58 @@ def linked(text):
     return re.sub(r"enum (ucm_\w+)", lambda found: f"[{found[1]}](#{found[1]})", text)
 
 
+Shown = collections.namedtuple("Shown", "names type optional meaning")
+
+
+def listed(title, fields):
+    """`title:` and a list; a single item stands after the title. Neighbours without a meaning share an item."""
+    items = []
+    for field in fields:
+        names, own = [f"`{name}`" + "?" * field.optional for name in field.names], f"\0{field.type}"
+        if field.meaning:
+            items.append((", ".join(names) + own, ": " + linked(field.meaning)))
+        elif not items or items[-1][1]:
+            items.append((", ".join(name + own for name in names), ""))
+        else:
+            items[-1] = (", ".join((items[-1][0], *(name + own for name in names))), "")
+    return bullets(title, [text + meaning for text, meaning in items])
+
+
+def bullets(title, items):
+    if len(items) == 1:
+        return md.wrap(f"{title}: {items[0].removesuffix('.')}.") + "\n"
+    return f"{title}:\n\n" + "".join(md.wrap(f"- {item}", "  ") for item in items) + "\n"
+
+
 class Page:
     def __init__(self, headers):
         self.headers, self.shown = headers, {}
 
-    def rows(self, fields):
-        return [(f"`{f.name}`", f.type + ("?" if f.optional else ""), linked("" if f.meaning == PLAIN else f.meaning)) for f in fields]
+    def fields(self, fields):
+        return [Shown([f.name], f.type, f.optional, "" if f.meaning == PLAIN else f.meaning) for f in fields]
 
     def message(self, method, word, suffix):
-        """The table of a message, or where it stands already."""
+        """The fields of a message, or where they stand already."""
         if suffix in ("none", "free_map"):
             return ""
         name = self.headers.suffixes[suffix]
         if (word, name) in self.shown:
             first = self.shown[word, name]
-            return f"{word.capitalize()}s: [`{first}`](#{slug(first)})'s.\n\n"
+            return f"{word}: [`{first}`](#{slug(first)})'s.\n\n"
         self.shown[word, name] = method
-        fields, out, included = self.headers.lists[name], "", self.headers.includes.get(name)
+        fields, title, included = self.headers.lists[name], word, self.headers.includes.get(name)
         if (word, included) in self.shown:
             first = self.shown[word, included]
             less = [field.name for field in self.headers.lists[self.headers.suffixes[self.headers.table[first][0]]] if field not in fields]
             fields = [field for field in fields if field not in self.headers.lists[included]]
-            out = md.wrap(f"Params: [`{first}`](#{slug(first)})'s, without {' and '.join(f'`{name}`' for name in less)}; and:") + "\n"
+            title = f"{word}: [`{first}`](#{slug(first)})'s, without {' and '.join(f'`{name}`' for name in less)}; and"
         elif included:
             self.shown[word, included] = method
-        out += md.table((word, "", ""), self.rows(fields)) + "\n"
+        out = listed(title, self.fields(fields))
         for field in self.headers.lists[name]:
             if field.type.startswith("maps"):
                 inner, about = self.headers.array_maps[field.name]
-                out += md.wrap(md.sentence(about)) + "\n" if about else ""
-                out += md.table((f"in {field.name}", "", ""), self.rows(self.headers.lists[inner])) + "\n"
+                out += listed(f"In `{field.name}`" + (f", {about.removesuffix('.')}" if about else ""), self.fields(self.headers.lists[inner]))
         return out
 
     def free(self, method):
@@ -277,23 +299,22 @@ class Page:
         same = [name for name, other in self.headers.results.items() if other is entries]
         if same[0] != method:
             return f"Results: [`{same[0]}`](#{slug(same[0])})'s.\n\n"
-        out, maps = "", {"result": {k: v for k, v in entries.items() if not k.startswith("In ")}}
-        maps.update({"in " + k.removeprefix("In "): v for k, v in entries.items() if k.startswith("In ")})
-        for head, fields in maps.items():
-            rows = []
+        out, maps = "", {"Results": {k: v for k, v in entries.items() if not k.startswith("In ")}}
+        maps.update({f"In `{k.removeprefix('In ')}`": v for k, v in entries.items() if k.startswith("In ")})
+        for title, fields in maps.items():
+            shown = []
             for names, meaning in fields.items():
                 *names, kind = names.split(", ")
                 if kind not in FREE_TYPES or not names or not meaning:
                     raise Wrong(f"result of {method}: {', '.join(names)}, {kind}: \"NAME, TYPE: meaning.\"")
                 for name in names:
-                    if kind == "array of map" and "in " + name not in maps and "as in" not in meaning.lower():
+                    if kind == "array of map" and f"In `{name}`" not in maps and "as in" not in meaning.lower():
                         raise Wrong(f"result of {method}: {name}: \"In {name}:\" lists the fields of its maps")
                 if meaning == COMMON and not set(names) <= set(self.headers.common):
                     raise Wrong(f"result of {method}: no common field {', '.join(names)}")
                 self.headers.in_common.update(names if meaning == COMMON else ())
-                meaning = "" if meaning in (COMMON, PLAIN) else linked(meaning)
-                rows.append((", ".join(f"`{name}`" for name in names), FREE_TYPES[kind] + "?", meaning))
-            out += md.table((head, "", ""), rows) + "\n"
+                shown.append(Shown(names, FREE_TYPES[kind], True, "" if meaning in (COMMON, PLAIN) else meaning))
+            out += listed(title, shown)
         return out
 
     def method(self, name):
@@ -311,22 +332,22 @@ class Page:
             errors = re.split(r"(?:^|; )(?=[A-Z_]+(?:, [A-Z_]+)*: )", comment.tags["Errors"])
             if errors[0]:
                 raise Wrong(f"method {name}: an error begins with its name")
-            out += "".join(md.wrap(f"- {linked(error.removesuffix('.'))}", "  ") for error in errors[1:]) + "\n"
+            out += bullets("Errors", [linked(error.removesuffix(".")) for error in errors[1:]])
         params, result = self.headers.table[name]
-        out += self.message(name, "param", params)
-        out += self.free(name) if result == "free_map" else self.message(name, "result", result)
+        out += self.message(name, "Params", params)
+        out += self.free(name) if result == "free_map" else self.message(name, "Results", result)
         if name in self.headers.notifications:
             told, about, fields = self.headers.notifications[name]
             out += md.wrap(f"**Notification** `{told}`: {linked(' '.join(about.paragraphs))}") + "\n"
-            out += md.table((f"in {told}", "", ""), self.rows(self.headers.lists[fields])) + "\n"
+            out += listed(f"In `{told}`", self.fields(self.headers.lists[fields]))
         return out
 
     def text(self):
         left = set(self.headers.table)
         parts = [md.begin("Methods", "the comments of `proto/messages.h` and `proto/features/`", ABOUT.split("\n\n", maxsplit=1)[0]), "\n",
                  "\n".join(md.wrap(text) for text in ABOUT.split("\n\n")[1:]), "\n"]
-        common = [(f"`{name}`", linked(meaning)) for name, meaning in self.headers.common.items()]
-        parts.append("## Common fields\n\n" + md.table(("field", ""), common) + "\n")
+        common = [md.wrap(f"- `{name}`: {linked(meaning)}", "  ") for name, meaning in self.headers.common.items()]
+        parts.append("## Common fields\n\n" + "".join(common) + "\n")
         for task, names in TASKS.items():
             parts.append(f"## {task}\n\n")
             for name in names.split():
@@ -339,7 +360,7 @@ class Page:
         parts.append("## Values\n\n")
         for enum, (about, rows) in self.headers.enums.items():
             parts.append(f"### {enum}\n\n" + md.wrap(about) + "\n")
-            parts.append(md.table(("value", "", ""), [(value, name, linked(meaning)) for value, name, meaning in rows]) + "\n")
+            parts.append("".join(md.wrap(f"- {value} {name}: {linked(meaning)}", "  ") for value, name, meaning in rows) + "\n")
         return "".join(parts).rstrip("\n") + "\n"
 
 

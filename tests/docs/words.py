@@ -1,7 +1,5 @@
 """Words of each page, by what the page is for."""
 
-import re
-
 import text as md
 
 GENERATED = ("docs/configuration.md", "docs/metrics.md", "docs/commands.md", "docs/methods.md")
@@ -19,8 +17,8 @@ def names():
 
 
 def count(text):
-    """What lies between spaces and has a letter or a digit: so no bars or dashes of tables."""
-    return sum(bool(re.search(r"[^\W_]", word)) for word in text.split())
+    """What lies between spaces, as `wc -w` counts."""
+    return len(text.split())
 
 
 def by_kind():

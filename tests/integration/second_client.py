@@ -31,7 +31,7 @@ OK, MISS, FAILED, NO_ROOM, EXISTS, IN_PROGRESS, CANCELLED = range(7)
 
 
 class Page:
-    """What the pages promise: hex, tables of fields by method and first heading, error codes and limits."""
+    """What the pages promise: hex, lists of fields by method and title, error codes and limits."""
 
     def __init__(self):
         with open(os.path.join(TOP, "docs/protocol.md"), encoding="utf-8") as file:
@@ -45,17 +45,18 @@ class Page:
                     re.findall(r"<!-- (?:vector|frame): (.+?) -->\n```\n(.+?)```", text, re.S)}
         self.tables = collections.defaultdict(dict)
         section, table = "", {}
-        for line in methods.splitlines():
-            same = re.match(r"(Param|Result)s: \[`(.+?)`\]", line)
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
+        for line in re.sub(r"(?<!\n)\n *(?=\S)(?!- |#)", " ", methods).splitlines():
+            same = re.match(r"(Params|Results): \[`(.+?)`\]", line)
+            begins = re.match(r"(?:(Params|Results)|In `(.+?)`).*?:(?: (?=`)|$)", line)
             if line.startswith("#"):
-                section = line.strip("# `")
-            elif same:
-                self.tables[section, same[1].lower()] = dict(self.tables[same[2], same[1].lower()])
-            elif line.startswith("|") and "`" in cells[0]:
-                table.update((name, cells[1:]) for name in re.findall("`(.+?)`", cells[0]))
-            elif line.startswith("|") and "---" not in cells[0]:
-                table = self.tables[section, cells[0]]
+                section, table = line.strip("# `"), {}
+            if begins:
+                table = self.tables[section, begins[1] or f"in {begins[2]}"]
+                line = "- " + line[begins.end():].removesuffix(".")
+            if same:
+                self.tables[section, same[1]].update(self.tables[same[2], same[1]])
+            if line.startswith("- "):
+                table.update(fields(line.removeprefix("- ")))
         errors = text[text.index("\n## Errors"):text.index("\n## Limits")]
         self.errors = {int(code): name for code, name in re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", errors, re.M)}
         limits = text[text.index("\n## Limits"):text.index("\n## Descriptors")]
@@ -75,6 +76,20 @@ class Page:
             if table[name][0].startswith("maps") and (method, f"in {name}") in self.tables:
                 for entry in value:
                     self.check_map(method, f"in {name}", entry)
+
+
+def fields(item):
+    """Name and [type, meaning] of each field of an item: "`a`?, `b`? uint(0..5), `c` bin: MEANING"; of one that begins otherwise, none."""
+    found, names = [], []
+    while each := re.match(r"`(\w+)`(\??)( [a-z]\w*(?:\([^)]*\))?)?(, (?=`)|: |$)", item):
+        names.append((each[1], each[2]))
+        item = item[each.end():]
+        if each[3]:
+            found += [(name, each[3].strip() + mark) for name, mark in names]
+            names = []
+        if each[4] == ": ":
+            break
+    return [(name, [kind, item]) for name, kind in found]
 
 
 def required(words):
@@ -257,7 +272,7 @@ class Client:
         _, _, error, result = self.answers.pop(msgid)
         if error is not None:
             raise Refused(*error)
-        PAGE.check_map(self.methods[msgid], "result", result)
+        PAGE.check_map(self.methods[msgid], "Results", result)
         return result
 
     def drain(self):

@@ -38,7 +38,7 @@ class Vectors(unittest.TestCase):
             if method not in PAGE.methods:
                 continue
             message = msgpack.unpackb(data[4:], raw=False)
-            PAGE.check_map(method, "param" if ", answer" not in name else "result", message[3])
+            PAGE.check_map(method, "Params" if ", answer" not in name else "Results", message[3])
             self.assertEqual(len(data), 4 + int.from_bytes(data[:4], "big"), name)
             for inner in ("handles", "planes"):
                 for entry in message[3].get(inner, []):
@@ -302,7 +302,7 @@ class Requests(Case):
                    "mapping.release": NOT_FOUND, "mapping.close": NOT_FOUND}  # mapping.size
         for method, params in good.items():
             fds = [fd] if method in ("region.register", "ring.register") else []
-            wrongs = list(self.wrong(params, PAGE.tables[method, "param"]))
+            wrongs = list(self.wrong(params, PAGE.tables[method, "Params"]))
             for field, nested in (("handles", "in handles"), ("planes", "in planes")) if "planes" in params else ():
                 wrongs += [dict(params, **{field: [entry] + params[field][1:]})
                            for entry in self.wrong(params[field][0], PAGE.tables[method, nested])]
