@@ -147,7 +147,7 @@ def fingerprint_form(tenant, identity):
 
 
 def pickled(parent, tokens):
-    """The pickle of the MD5 chain, as the page writes it out."""
+    """The pickle of the MD5 chain, as client/lib/keys.c writes it."""
     def token(number):
         if number < 1 << 8:
             return b"\x4b" + bytes([number])
