@@ -1,5 +1,5 @@
-/* The arena against a model: no two slots overlap, owners stay with their slots, counters match the
- * slots in use, and slabs change their slot size when they are empty. */
+/* The arena against a model. No two slots overlap, owners stay with their slots, and counters match
+ * the slots in use. An empty slab changes its slot size. */
 #include "daemon/base/poison.h"
 #include "tests/unit/arena/arena_rig.h"
 #include "tests/unit/random.h"
@@ -55,7 +55,7 @@ static void count_cb(void *ctx, uint32_t slab, void *base, uint64_t bytes)
     ++*(uint32_t *)ctx;
 }
 
-/* It is written to disks with the slot. */
+/* A slot's padding is written to disk with the slot. */
 Test(arena, padding_has_nothing_of_who_had_the_slot_before)
 {
     slot_ref slot;
@@ -73,7 +73,8 @@ Test(arena, padding_has_nothing_of_who_had_the_slot_before)
         cr_assert_eq(p[i], 0);
 }
 
-/* Where AddressSanitizer is there, it reports the first touch after what was asked for, or of a slot that is free. */
+/* AddressSanitizer, where it is built in, reports the first touch past the requested bytes, or of a
+ * free slot. */
 Test(arena, what_is_no_slots_is_poisoned)
 {
     uint64_t whole = 2 * ARENA_ALIGN, asked = ARENA_ALIGN + 1000;
@@ -199,7 +200,7 @@ Test(arena, owners_of_an_slab_may_be_emptied_on_the_way)
     cr_expect_eq(arena_bytes_used(arena), MIB / 4);
 }
 
-/* As with blocks of several parts: the visit of one slot may free its neighbour, too. */
+/* Blocks of several parts do this: the visit of one slot may free its neighbour, too. */
 Test(arena, a_slot_that_went_with_another_is_not_visited)
 {
     struct visit v = {.frees = true, .twins = true};

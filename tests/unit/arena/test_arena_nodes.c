@@ -81,7 +81,7 @@ static void mapping_cb(void *ctx, enum arena_granted_event event, uint32_t mappi
         grant_let_go(arena, mapping);
 }
 
-/* Shared mappings are spread as the arena is, and count in no node's memory of it. */
+/* Shared mappings are spread over nodes like the arena, but no node's arena memory counts them. */
 Test(arena_nodes, mappings_are_spread_too)
 {
     struct arena_config c = {.size = 2 * MIB,
@@ -154,7 +154,7 @@ Test(arena_nodes, memory_counts_where_it_came_to_lie)
     cr_expect(node_at(0).ready_bytes == 4 * MIB && node_at(1).ready_bytes == 0);
     slot_on(NODE_B, MIB, NODE_A);
     close_arena();
-    fake_memory.instead = 77; /* of memory alone */
+    fake_memory.instead = 77; /* a node with memory and no processors */
     open_arena(4 * MIB, &fake_numa);
     cr_expect(node_at(0).ready_bytes == 2 * MIB && node_at(1).ready_bytes == 0);
     slot_on(NODE_B, MIB, NUMA_NONE);
@@ -175,7 +175,7 @@ Test(arena_nodes, a_kernel_that_refuses_stops_nothing)
 
 Test(arena_nodes, one_node_is_none)
 {
-    struct numa one = fake_numa; /* as none */
+    struct numa one = fake_numa; /* one node counts as none */
 
     one.n = 1;
     open_arena(2 * MIB, &one);
@@ -185,7 +185,7 @@ Test(arena_nodes, one_node_is_none)
     cr_expect_eq(fake_memory.prefers, 0u, "the kernel is not troubled");
 }
 
-/* Memory that others touch first can't be placed. */
+/* The arena can't place memory that others touch first. */
 Test(arena_nodes, without_prefault_nothing_is_placed)
 {
     open_arena_as((struct arena_config){.size = 4 * MIB, .numa = &fake_numa});
@@ -194,7 +194,7 @@ Test(arena_nodes, without_prefault_nothing_is_placed)
     slot_on(NODE_B, MIB, NUMA_NONE);
 }
 
-/* A file's memory is there from the run before, maybe not where this run would have put it. */
+/* A file's memory was placed by the run before, maybe not where this run would have put it. */
 Test(arena_nodes, kept_memory_counts_where_it_lies)
 {
     static const int lies[] = {NODE_B, NODE_A, NODE_B, NODE_B};

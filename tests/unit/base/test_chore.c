@@ -1,4 +1,4 @@
-/* Chores: in which turn each runs, in which order, and that the event loop rests when nothing is
+/* Chores: in which iteration each runs, in which order, and that the event loop rests when none is
  * due. */
 #include "daemon/base/chore.h"
 
@@ -10,7 +10,7 @@ static struct {
     struct chores all;
     struct chore a, b, c;
     char ran[32];
-    int more;     /* turns for which `a` stays due */
+    int more;     /* iterations for which `a` stays due */
     bool ready;   /* there is something for c */
     bool wake[3]; /* b wakes a, b, c */
 } rig;
@@ -66,7 +66,7 @@ static void close_chores(void)
 
 TestSuite(chore, .init = open_chores, .fini = close_chores);
 
-/* What one turn ran. */
+/* What one iteration ran. */
 static const char *turn(void)
 {
     rig.ran[0] = 0;

@@ -1,4 +1,4 @@
-/* Many deadlines behind one timer: each expires once, in order, at its time, however they are armed
+/* Many deadlines share one timer. Each expires once, in order, at its time, however they are armed
  * again and disarmed. */
 #include "daemon/base/deadline.h"
 
@@ -143,7 +143,7 @@ Test(deadline, each_expires_once_and_in_order)
         cr_expect_eq(items[i].calls, i % 7 != 0, "item %d", i);
 }
 
-/* What expires ends others and begins new ones, as requests do. */
+/* A deadline that expires ends others and begins new ones, as requests do. */
 static void meddle_cb(struct deadline *d)
 {
     uint32_t i = (uint32_t)((struct item *)d - items);

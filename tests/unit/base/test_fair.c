@@ -11,11 +11,11 @@
 #define BURST (16 * MIB)
 
 static struct fair_queue q;
-static struct list node[N]; /* what a flow has waiting: one thing that never ends */
+static struct list node[N]; /* what a flow has queued: one request that never ends */
 static uint32_t weight[N];
 static uint64_t largest[N];     /* what a flow is charged at once, at most */
 static uint64_t since[N];       /* when it came; 0: it has nothing waiting */
-static uint64_t snapshot[N][N]; /* [i]: what all had had when i came */
+static uint64_t snapshot[N][N]; /* [i]: what all flows together had been served when i came */
 static uint64_t steps;
 static struct fair_got got[N];
 
@@ -62,7 +62,7 @@ static void go(unsigned i)
     since[i] = 0;
 }
 
-/* Whose turn it is; N: nobody's. */
+/* The flow that is next; N: none. */
 static unsigned first(void)
 {
     struct list *at = fair_queue_first(&q);
@@ -77,7 +77,7 @@ static void charge(unsigned i, uint64_t bytes, struct fair_got *to)
     fair_queue_charge(&q, &w, bytes, to);
 }
 
-/* Serves once. Returns whom. */
+/* Serves one flow once. Returns its number. */
 static unsigned serve(void)
 {
     unsigned i = first();
@@ -86,7 +86,7 @@ static unsigned serve(void)
     return i;
 }
 
-/* The promise for two flows, over the whole time in which both had something waiting. */
+/* The promise for two flows, over the whole time in which both had requests queued. */
 static void check_pair(unsigned i, unsigned j, uint64_t burst)
 {
     unsigned later = since[i] > since[j] ? i : j;
@@ -115,7 +115,7 @@ static void make(unsigned n)
     }
 }
 
-/* What a flow may be ahead of its share or behind it, when all bursts are over. */
+/* By how much a flow may exceed or miss its share when all bursts are over. */
 static double slack(unsigned n, unsigned i)
 {
     double most = 0;
@@ -126,8 +126,8 @@ static double slack(unsigned n, unsigned i)
     return (double)largest[i] + weight[i] * most;
 }
 
-/* All want as much as they can get: each gets its part of all, whatever the sizes. Over an interval in which
- * the promise allows 1 percent. */
+/* All flows want as much as they can get. Each gets its part of the total, whatever the sizes, over
+ * an interval in which the promise allows 1 percent. */
 static void flood(unsigned n)
 {
     uint64_t weights = 0, all = 0, before[N];
@@ -161,7 +161,7 @@ static void flood(unsigned n)
 
         cr_assert(had > 0.98 * due && had < 1.02 * due, "flow %u of weight %u had %f, due %f", i,
                   weight[i], had, due);
-        /* and so it tells: of all, bursts included */
+        /* the flow's own figures say so, too: they include bursts */
         cr_assert_leq(llabs((long long)(got[i].contended - got[i].due)), BURST + 2 * slack(n, i));
         cr_assert_eq(got[i].contended, flow(i)->bytes);
     }
@@ -174,8 +174,8 @@ Test(fair, floods_have_their_shares)
     flood(40);
 }
 
-/* A flow with something waiting keeps to its share against each other one, while others come and
- * go. */
+/* A flow with queued requests keeps to its share against each other flow, while others come and go.
+ */
 static void churn(unsigned n, uint64_t burst)
 {
     begin(burst, 7 * n);
@@ -204,7 +204,8 @@ Test(fair, shares_hold_over_every_busy_interval)
     churn(100, BURST);
 }
 
-/* Floods of nine neighbours: a small request of one that comes back waits for nothing that they have queued. */
+/* Nine neighbours flood the queue. A flow that returns with a small request waits for none of it.
+ */
 Test(fair, a_small_request_goes_before_what_others_queue)
 {
     begin(BURST, 1);
@@ -234,7 +235,8 @@ Test(fair, a_small_request_goes_before_what_others_queue)
     }
 }
 
-/* One request of 1 MiB after the other, no pause: it is below its share, so each goes at once. */
+/* One request of 1 MiB after the other, without a pause. The flow is below its share, so each
+ * request goes at once. */
 Test(fair, small_requests_in_a_row_go_at_once)
 {
     begin(BURST, 1);
@@ -315,7 +317,7 @@ Test(fair, weights_change_at_once)
                        3.0, 0.05);
 }
 
-/* A flow that can't be served lets others pass. It then gets what it missed, up to its credit. */
+/* A flow that can't be served lets others pass. Later it gets what it missed, up to its credit. */
 static void pass_over(uint64_t burst, unsigned times)
 {
     uint64_t credit = FAIR_CREDIT * burst, missed = times * MIB < credit ? times * MIB : credit;

@@ -42,7 +42,7 @@ Test(fair_queue, a_lane_goes_by_class_and_age)
     cr_assert_null(fair_queue_first(&q));
 }
 
-/* However urgent one tenant says that its own are. */
+/* This holds however urgent one tenant calls its own requests. */
 Test(fair_queue, classes_say_nothing_between_tenants)
 {
     struct list urgent[64], lazy[64];
@@ -87,7 +87,7 @@ Test(fair_queue, what_cannot_go_lets_others_pass)
     cr_assert_eq(q.fair.n, 0);
 }
 
-/* As many tenants as have lanes of their own, which all want more than they get: each gets its part. */
+/* As many tenants as there are lanes all want more than they get. Each gets its part. */
 Test(fair_queue, each_of_all_lanes_has_its_part)
 {
     enum { TENANTS = FAIR_LANES - 1, ROUNDS = 40 };
@@ -121,7 +121,7 @@ Test(fair_queue, each_of_all_lanes_has_its_part)
     cr_assert_null(fair_queue_first(&q));
 }
 
-/* More tenants than lanes: none is lost, and none shares the daemon's own. */
+/* More tenants than lanes: none is lost, and none shares the daemon's own lane. */
 Test(fair_queue, many_tenants_share_lanes)
 {
     enum { TENANTS = 3 * FAIR_LANES };

@@ -1,6 +1,7 @@
-/* Tenants whose ways to the resource are full at times, as staging rings are: a ring has a few places, and a launch keeps
- * its place until a copy agent has moved on what it brought. The resource serves one launch after the other. Time is bytes
- * that it could have served, so no clock is in it. */
+/* Tenants whose ways to the resource are full at times, as staging rings are. A ring has a few
+ * places. A launch keeps its place until a copy agent has moved on what it brought. The resource
+ * serves one launch after the other. Time counts in bytes that the resource could have served, so
+ * there is no clock. */
 #include "daemon/base/fair.h"
 #include "daemon/base/list.h"
 
@@ -154,8 +155,8 @@ static void expect_shares(void)
     }
 }
 
-/* Large and small requests in turn. With four tenants, one small tenant got 0.75 of its due, and
- * another 1.12. */
+/* Large and small requests in turn. With four tenants, one small tenant once got 0.75 of its due,
+ * and another 1.12. */
 static void bench_test(unsigned n, uint64_t lag_bytes)
 {
     unsigned weights[TENANTS];

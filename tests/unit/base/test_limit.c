@@ -123,7 +123,7 @@ Test(limit, the_last_are_for_operators)
     drop(o);
 }
 
-/* What the tenant is given elsewhere is shared by its uids alone. */
+/* Only the uids of a tenant share what that tenant gets. */
 Test(limit, uids_share_what_their_tenant_is_given)
 {
     struct limit_owner *a = user("team", 1), *b = user("team", 2), *only = user("uid:3", 3),
@@ -200,7 +200,7 @@ Test(limit, who_has_more_than_he_may_gets_no_more)
     drop(a);
 }
 
-/* What is taken at once is refused or given by the same rule, and counted at each of the three. */
+/* Several taken at once are refused or given by the same rule. Uid, tenant and total count them. */
 Test(limit, whatever_is_taken_nobody_has_more_than_the_rule_says)
 {
     struct limit_owner *o[6];
@@ -234,7 +234,8 @@ static uint64_t ten_cb(void *ctx, const char *tenant, enum limit what)
     return 10;
 }
 
-/* What is called few without counting further is never more than the rule allows; and a little is few while there is much. */
+/* What limit_few() calls few without counting further is never more than the rule allows. While
+ * much is left, a little is few. */
 Test(limit, few_is_within_the_rule)
 {
     struct limit_owner *o[] = {user("uid:1", 1), user("team", 2), user("team", 3), user("b", 4)};
@@ -247,7 +248,7 @@ Test(limit, few_is_within_the_rule)
         if (limit_few(who, LIMIT_CONNECTIONS, n))
             cr_assert_geq(limit_room(who, LIMIT_CONNECTIONS), n, "round %d", round);
         if (below(2))
-            limit_add(who, LIMIT_CONNECTIONS, n); /* as what may not be refused */
+            limit_add(who, LIMIT_CONNECTIONS, n); /* like requests that may not be refused */
         else
             limit_give(who, LIMIT_CONNECTIONS,
                        below((uint32_t)limit_has(who, LIMIT_CONNECTIONS) + 1));
@@ -256,7 +257,7 @@ Test(limit, few_is_within_the_rule)
                 limit_give(o[i], LIMIT_CONNECTIONS, limit_has(o[i], LIMIT_CONNECTIONS));
     }
     limit_add(o[1], LIMIT_CONNECTIONS, 5);
-    for (uint64_t n = 1; n < 9; n++) /* sizes are peers' words */
+    for (uint64_t n = 1; n < 9; n++) /* a peer chooses sizes, so they may be huge */
         cr_expect_not(limit_few(o[1], LIMIT_CONNECTIONS, UINT64_MAX - n + 1));
     limit_give(o[1], LIMIT_CONNECTIONS, 5);
     limits_settings(limits, ten_cb, NULL);

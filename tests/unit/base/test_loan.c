@@ -1,4 +1,5 @@
-/* Memory that is over here, and that others may still have: daemon/mapping/loan.h. */
+/* Memory that the daemon is done with, and that workers may still have mapped:
+ * daemon/mapping/loan.h. */
 #include "daemon/base/list.h"
 #include "daemon/base/memfd.h"
 #include "daemon/mapping/loan.h"

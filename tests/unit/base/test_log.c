@@ -237,7 +237,7 @@ static int pipe_made(void)
     return fd[0];
 }
 
-/* Up to a line with these words, which must come. */
+/* Reads up to a line with these words, which must come. */
 static void read_lines(int fd, const char *last, void (*line_cb)(const char *line, void *ctx),
                        void *ctx)
 {
@@ -285,7 +285,7 @@ static void killed(void)
     (void)kill(getpid(), SIGABRT);
 }
 
-/* As a watchdog ends it. */
+/* Like a process that a watchdog ends. */
 Test(log, sigabrt_ends_the_process_after_its_last_line, .timeout = 60)
 {
     ends_with_its_last_line(killed);

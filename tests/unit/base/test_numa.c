@@ -94,7 +94,7 @@ Test(numa, a_thread_keeps_to_those_processors_that_it_may_use)
     cr_expect(CPU_COUNT(&after) == 1 && CPU_ISSET(first, &after));
 }
 
-/* This host's kernel: it does as asked, or refuses as in a container. */
+/* This host's kernel does as asked, or refuses, as in a container. */
 Test(numa, the_kernel_answers)
 {
     struct numa n;

@@ -1,4 +1,5 @@
-/* Descriptors that are closed aside: what they count as until then, and that close() of one that waits holds up nobody. */
+/* Descriptors that a thread of its own closes: how they count until then. A close() that waits
+ * holds up nobody else. */
 /* Sanitizers: thread */
 #include "daemon/base/reaper.h"
 
@@ -51,7 +52,8 @@ static void teardown(void)
 
 TestSuite(reaper, .init = setup, .fini = teardown, .timeout = 60);
 
-/* Its close() waits for an hour: what it has sent nobody reads. *peer: the other end. */
+/* A socket whose close() waits for an hour, because nobody reads what it has sent. *peer: the other
+ * end. */
 static int lingering(int *peer)
 {
     struct linger linger = {1, 3600};

@@ -1,4 +1,4 @@
-/* Descriptors that lie unread in a socket: found out without any of them being closed. */
+/* Descriptors that lie unread in a socket are found without closing any of them. */
 #include "daemon/base/rights.h"
 
 #include <criterion/criterion.h>
@@ -23,7 +23,8 @@ static void teardown(void)
 
 TestSuite(rights, .init = setup, .fini = teardown, .timeout = 60);
 
-/* Sends two bytes with n times one end of a pipe, of which nobody else keeps one. 0 or -errno. *other: the other end. */
+/* Sends two bytes with n copies of one end of a pipe, and keeps no copy. 0 or -errno. *other: the
+ * other end. */
 static int give(unsigned n, int *other)
 {
     union {

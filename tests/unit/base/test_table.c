@@ -36,7 +36,7 @@ Test(table, numbers_run_from_one_to_the_bound)
     }
 }
 
-/* A stale number is likely to be found out: a freed one is the last to be used again. */
+/* A stale number is likely to be noticed: a freed number is the last to be used again. */
 Test(table, a_freed_number_is_reused_last)
 {
     struct table t;

@@ -14,7 +14,7 @@ static struct ns *ns_at(unsigned i)
 }
 
 struct recount {
-    uint64_t slot_bytes; /* of DRAM, those that are being filled too */
+    uint64_t slot_bytes; /* slots of DRAM, those that are being filled too */
     uint64_t complete, dram_bytes, nvme_bytes, to_nvme_bytes, shared_bytes, dirty, users, pinned,
         pending_reads, only, only_bytes, below, index_bytes;
 };
@@ -59,7 +59,7 @@ static void recount(struct recount *r, block_ref ref)
     cr_assert(b->leases > 0 || !block_idle(b, ns) || dram > 0 || ready == ns->identity.parts,
               "a block that nobody would ever find");
     cr_assert(b->leases > 0 || !block_idle(b, ns) || !(b->flags & BLOCK_DELETING));
-    /* What went aside has come back if it may leave. */
+    /* A block that the policy put aside is back if it may be evicted. */
     aside = policy_list(index_block(rig.index, ref));
     cache_reconsider(rig.cache, ref);
     now = policy_list(index_block(rig.index, ref));

@@ -89,7 +89,7 @@ static const struct tier_ops fake_ops = {.name = "fake",
                                          .stats = fake_stats,
                                          .ns_record = fake_naming};
 
-/* Tests mark a few pages of a part and write many parts: what holds nothing takes no memory. */
+/* Tests mark a few pages of a part and write many parts. A page without a mark takes no memory. */
 static inline uint8_t *fake_copy(const uint8_t *from, uint64_t bytes)
 {
     static const uint8_t nothing[4096];
@@ -280,14 +280,14 @@ static inline void iterate(void)
     cr_assert_null(chore_asleep(&rig.cache->chores), "nobody would do it");
 }
 
-/* All that is under way there ends well. */
+/* All operations under way there end well. */
 static inline void tier_finish(void)
 {
     while (rig.tier.n_pending > 0)
         fake_next(&rig.tier, 0);
 }
 
-/* And what that begins. */
+/* Some iterations of the event loop. The operations that they begin end well. */
 static inline void settle(void)
 {
     for (int i = 0; i < 10; i++) {
@@ -365,7 +365,7 @@ static inline void marks_write(block_ref ref, uint32_t part, uint8_t *slot, uint
     }
 }
 
-/* Where a part that the test uses lies, and where it will that a pending write brings. */
+/* Where a part that the test uses lies, or where a pending write will put it. */
 static inline uint8_t *memory_of(block_ref ref, uint32_t part)
 {
     struct span span;
@@ -429,7 +429,7 @@ static inline void drop(block_ref ref)
     cache_unlease(rig.cache, ref);
 }
 
-/* By who uses the part and holds the block. */
+/* For a caller that uses the part and holds the block. */
 static inline void put_and_drop(block_ref ref, uint32_t part)
 {
     cache_put(rig.cache, ref, part);

@@ -40,7 +40,7 @@ static inline uint8_t lookup_table_found(const struct ucm_lookup_table_view *v, 
     return found;
 }
 
-/* A table that is live says of these numbers what a lookup would. */
+/* A live table says of these numbers what a lookup would say. */
 static inline void lookup_table_agree(struct ns *ns, uint64_t numbers)
 {
     struct ucm_lookup_table_view v = lookup_table_view(ns);

@@ -197,7 +197,7 @@ Test(cache, a_full_queue_of_the_tier_delays_writes_and_loses_none)
     drop(c);
 }
 
-/* Numbers of blocks that are gone, or that others have now, lie in the write queue. */
+/* The write queue has numbers of blocks that are gone, and numbers that other blocks have now. */
 Test(cache, stale_numbers_in_the_write_queue)
 {
     struct pending_write *f;
@@ -246,7 +246,7 @@ Test(cache, a_namespace_that_is_purged_holds_up_no_other)
     drop(b);
 }
 
-/* What was held back goes first: a chain lies in the log as it was dumped. */
+/* Writes that were held back go first: a sequence lies in the log in the order of its dump. */
 Test(cache, what_waited_for_its_namespace_keeps_its_place)
 {
     struct cache_purge purge = {.only_shared = true};
@@ -269,7 +269,7 @@ Test(cache, what_waited_for_its_namespace_keeps_its_place)
         drop(refs[i]);
 }
 
-/* A key may come often in a request, and there are many requests. */
+/* A request may name a key often, and there are many requests. */
 Test(cache, references_to_a_part_are_bounded)
 {
     block_ref ref = store(rig.one, 1);
@@ -287,7 +287,7 @@ Test(cache, references_to_a_part_are_bounded)
     drop(ref);
 }
 
-/* Else two who wait and try in vain would wake each other for ever. */
+/* Otherwise two waiters that try in vain would wake each other for ever. */
 Test(cache, what_did_not_come_about_wakes_nobody)
 {
     block_ref kept = store(rig.one, 1), ref;

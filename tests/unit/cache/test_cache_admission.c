@@ -1,4 +1,4 @@
-/* Which blocks are written back when only those that are used again shall be. */
+/* Which blocks are written back when admission takes only those that are used again. */
 #include "tests/unit/cache/cache_rig.h"
 
 static void open_reused(void)
@@ -86,7 +86,7 @@ static void open_learned(void)
 
 TestSuite(learned_admission, .init = open_learned, .fini = rig_close);
 
-/* Stores a block that is used never again, and lets NVMe let go of it if it was written there. */
+/* Stores a block that is never used again. If it was written to NVMe, NVMe drops it. */
 static bool written_in_vain(uint64_t number)
 {
     block_ref ref = store(rig.one, number);
@@ -132,7 +132,7 @@ Test(learned_admission, another_namespace_learns_for_itself)
     cr_expect_eq(submitted(), 2u);
 }
 
-/* One block in ten that is read back is worth the other nine. */
+/* If one block in ten is read back, that is worth writing the other nine. */
 Test(learned_admission, where_first_uses_are_hits_all_is_written)
 {
     rig.one->admission =

@@ -1,5 +1,6 @@
-/* Slabs in which lies what may not leave are emptied for slots of another size: guaranteed blocks, and those of which another part is in
- * use. The arena has two slabs of 4 slots. */
+/* Slabs with blocks that may not be evicted are emptied for slots of another size. Such blocks are
+ * guaranteed ones, and those of which another part is in use. The arena has two slabs of 4 slots.
+ */
 #include "tests/unit/cache/cache_rig.h"
 
 #define SLOT (MIB / 4)
@@ -49,7 +50,7 @@ static void mix(uint64_t guaranteed)
     settle();
 }
 
-/* How many of the quiet one's are in DRAM, as they were. */
+/* How many of the quiet tenant's blocks are in DRAM, with their bytes. */
 static unsigned whole(uint64_t n)
 {
     unsigned found = 0;
@@ -99,7 +100,7 @@ Test(cache_compact, room_for_another_size_alongside_what_is_guaranteed)
         pending_write_done(rig.cache, f[i], 1, false);
 }
 
-/* Room is wanted, and the two guaranteed parts of a slab are being copied. */
+/* A waiter wants room while the two guaranteed parts of a slab are being copied. */
 static void copies_begin(struct pending_write **f)
 {
     mix(4 * SLOT);
@@ -180,13 +181,13 @@ Test(cache_compact, where_all_is_guaranteed_nothing_moves_or_leaves)
     cr_expect_eq(n_copies, 0u);
     cr_expect_eq(want(0, &f), -EBUSY);
     cr_expect_eq(whole(8), 8u);
-    /* and the slabs take what they took */
+    /* and the slabs take as many parts as before */
     fill(quiet, 8);
     cr_expect_eq(quiet->tenant->dram_bytes, 8 * SLOT);
 }
 
-/* A waiter for room that itself uses the part which is in the way: an append that builds may be one.
- * Nothing else happens. */
+/* A waiter for room itself uses the part that is in the way, as an append that builds may. Nothing
+ * else happens. */
 static struct {
     struct cache_retry retry;
     struct deadlines deadlines;

@@ -1,4 +1,4 @@
-/* Parts that are to be durable while their copies on the tier move, go, or turn out to be none. */
+/* Parts that are to be durable while their copies on the tier move, go, or prove damaged. */
 #include "tests/unit/cache/cache_rig.h"
 
 TestSuite(cache_durable, .init = rig_open, .fini = rig_close);
@@ -48,7 +48,8 @@ static void move(block_ref ref)
     cr_assert(t->callbacks.moved_cb(t->callbacks.ctx, from->owner, loc_of(ref), &to));
 }
 
-/* The one thing that is under way is this, of the place if it is one; it ends with the status. */
+/* Ends the one operation under way with the status. It must be `op`, and of `loc` unless that is 0.
+ */
 static void finish_next(enum tier_op op, uint64_t loc, int status)
 {
     cr_assert_eq(rig.tier.n_pending, 1u);
@@ -57,7 +58,7 @@ static void finish_next(enum tier_op op, uint64_t loc, int status)
     fake_next(&rig.tier, status);
 }
 
-/* All that is missing is a sync of the block where it lies now. */
+/* Only a sync of the block, where it lies now, is missing. */
 static void expect_kept_by_sync(struct promise *p, block_ref ref)
 {
     cr_assert_eq(p->status, NOT_YET);
@@ -118,7 +119,7 @@ Test(cache_durable, of_two_who_wait_for_a_copy_that_is_none_both_are_served)
     drop(ref);
 }
 
-/* The tier's queue is full when the write has ended: the sync waits, as the write would have. */
+/* The tier's queue is full when the write has ended. The sync waits, as the write would have. */
 Test(cache_durable, a_sync_that_finds_no_place_waits)
 {
     block_ref ref = store(rig.one, 1);
@@ -171,7 +172,7 @@ Test(cache_durable, a_namespace_whose_name_is_in_doubt_is_named_first)
     expect_kept_by_sync(&p, ref);
 }
 
-/* What was stored since the first try counts, too. */
+/* Parts that were stored since the first try count, too. */
 Test(cache_durable, a_name_that_could_not_be_kept_is_tried_again)
 {
     block_ref ref = store_both(1);

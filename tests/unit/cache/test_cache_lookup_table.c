@@ -1,5 +1,5 @@
-/* Lookup tables alongside a cache, without memory and with much of it. test_cache_random.c compares them with lookups
- * whatever happens, tests/integration/test_lookup_table.py has them grow. */
+/* Lookup tables alongside a cache, without memory and with much of it. test_cache_random.c compares
+ * them with lookups whatever happens. tests/integration/test_lookup_table.py makes them grow. */
 #include "tests/unit/cache/lookup_table_rig.h"
 
 #include <sys/resource.h>
@@ -12,7 +12,7 @@ static void iterations(unsigned n)
         iterate();
 }
 
-/* Lets this process open no further files from now on; false: as many as before. */
+/* true: this process can open no further files from now on; false: as many as before. */
 static void files_limit(bool limited)
 {
     static struct rlimit before;
@@ -61,7 +61,7 @@ static uint64_t bytes_of_tables(void)
     return stats.bytes;
 }
 
-/* Both are counted, and both end with the last who follows. */
+/* Both tables are counted, and both end with the last follower. */
 Test(lookup_table, a_larger_table_that_is_being_filled)
 {
     struct ucm_lookup_table_view v;
@@ -85,7 +85,7 @@ Test(lookup_table, a_larger_table_that_is_being_filled)
     lookup_table_view_close(&v);
 }
 
-/* A thread gives the memory of a large one back, and the next one is there meanwhile. */
+/* A thread gives back the memory of a large table. Meanwhile the next table serves. */
 Test(lookup_table, large_tables_end_alongside_the_loop)
 {
     struct ucm_lookup_table_view v;

@@ -1,5 +1,5 @@
-/* The cache over memory on two NUMA nodes: slots lie on the node that is named where that costs
- * nothing, and nothing that is in use more goes for it. */
+/* The cache over memory on two NUMA nodes. A slot lies on the named node where that costs nothing,
+ * and no block that is used more leaves for it. */
 #include "tests/unit/cache/cache_rig.h"
 #include "tests/unit/fake_numa.h"
 
@@ -61,7 +61,7 @@ static block_ref fetch_to(struct ns *ns, uint64_t number, int node)
     return ref;
 }
 
-/* ref[i] of numbers from 0, on the nodes in turn. */
+/* Fills DRAM with blocks numbered from 0, on the nodes in turn; ref[i] is block i. */
 static struct ns *fill_dram(block_ref ref[BLOCKS])
 {
     struct ns *small = space("small", 1, 4096 / LAYERS);
@@ -97,8 +97,8 @@ Test(cache_nodes, dumps_and_reads_lie_on_the_node_that_asked)
     cr_expect_eq(rig.metrics.arena_slots_numa_local, 3u, "a request without a node is not counted");
 }
 
-/* The state that a cache is in for most of its life. The nodes' requests alternate; alone one would
- * get the memory of both, as it should. */
+/* A full cache, as most caches are for most of their life. The nodes' requests alternate. A node
+ * alone would rightly get the memory of both. */
 Test(cache_nodes, when_dram_is_full_each_node_gives_its_cold_blocks)
 {
     block_ref ref[BLOCKS];

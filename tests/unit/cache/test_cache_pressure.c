@@ -1,5 +1,5 @@
-/* More waits to be written than may: what is dropped is counted, the callbacks of those who wait for
- * the disks run, and reads find slots. */
+/* More parts wait to be written than may. Dropped writes are counted, callbacks of waiters for the
+ * disks run, and reads find slots. */
 /* Sanitizers: thread */
 #include "tests/unit/cache/cache_rig.h"
 
@@ -81,7 +81,7 @@ static void waited_cb(struct cache_wait *w, int status)
     (void)status;
 }
 
-/* All DRAM waits to be written to a tier that takes no writes: a read gets its slot all the same.
+/* All DRAM waits to be written to a tier that takes no writes. A read gets its slot all the same.
  */
 Test(pressure, reads_find_room)
 {
@@ -106,7 +106,7 @@ static void durable_cb(struct cache_durable *d, int status)
     durable_status = status;
 }
 
-/* It waits, or fails; it never reports what is not stored as stored. */
+/* A dump waits or fails. It never reports a block as stored that is not. */
 Test(pressure, a_durable_part_is_acknowledged_when_it_is_stored_and_not_before)
 {
     static const int ends[] = {0, -ENOSPC};
@@ -137,7 +137,7 @@ Test(pressure, a_durable_part_is_acknowledged_when_it_is_stored_and_not_before)
 
 /* ---- an iteration of the event loop ---- */
 
-/* More iterations than parts: what one begins is bounded, and all are begun. */
+/* More iterations than parts: each begins a bounded number, and all parts are begun. */
 static void expect_small_iterations(unsigned parts)
 {
     for (unsigned begun = 0, i = 0; begun < parts; i++) {
@@ -265,7 +265,7 @@ Test(growing, no_slab_changes_its_slots)
     tier_drain();
 }
 
-/* The next slab is full of what was kept over a restart: to wait for it would be in vain. */
+/* The next slab is full of blocks kept over a restart, so it is not worth waiting for. */
 Test(growing, room_that_is_taken_is_not_waited_for)
 {
     cr_assert_neq(arena_slot_take(rig.arena, 1, 0, MIB / 4), 0u);
@@ -275,7 +275,7 @@ Test(growing, room_that_is_taken_is_not_waited_for)
     tier_drain();
 }
 
-/* What lies below may go. */
+/* Blocks that also lie on a lower tier may be evicted. */
 Test(growing, what_is_kept_below_makes_room)
 {
     fill_and_wait(0, 4);
@@ -286,7 +286,7 @@ Test(growing, what_is_kept_below_makes_room)
     tier_drain();
 }
 
-/* A dump larger than DRAM has filled it with what is not written yet, and nothing has begun. */
+/* A dump larger than DRAM has filled it with parts that are not written yet. No write has begun. */
 Test(pressure, room_that_writes_are_about_to_make_is_waited_for)
 {
     block_ref refs[8];

@@ -53,7 +53,7 @@ Test(cache_quota, what_is_guaranteed_stays)
     stores(noisy, 0, 50);
     cr_expect_eq(in_dram(quiet, 0, 3), 3u);
     cr_expect_eq(in_dram(noisy, 0, 50), 5u);
-    /* and what it stores beyond is everybody's */
+    /* and blocks beyond that may leave for any tenant */
     stores(quiet, 3, 4);
     cr_expect_eq(in_dram(quiet, 3, 4), 4u);
     stores(noisy, 50, 50);
@@ -68,7 +68,7 @@ Test(cache_quota, who_has_less_than_is_guaranteed_gets_it_back)
     stores(quiet, 0, 4);
     stores(noisy, 8, 8);
     cr_expect_eq(in_dram(quiet, 0, 4), 4u);
-    /* More of its own gives way to its own. */
+    /* Its own new blocks replace its own blocks. */
     give(noisy, 4 * SLOT, 0);
     stores(quiet, 4, 2);
     cr_expect_eq(in_dram(quiet, 0, 6), 4u);
@@ -279,7 +279,8 @@ static void promise_cb(struct cache_durable *d, int status)
     ((struct promise *)d)->status = status;
 }
 
-/* Dumps that are to be durable, of a tenant all of whose part of NVMe is leased, wait; another tenant's after them do not. */
+/* All of a tenant's part of NVMe is leased. Its durable dumps wait; another tenant's later ones do
+ * not. */
 Test(cache_quota, durable_beyond_at_most_on_nvme_keeps_nobody_waiting)
 {
     struct promise p[6];
@@ -374,7 +375,7 @@ Test(cache_quota, write_back_takes_turns)
     cr_expect_eq(on_nvme(noisy, 0, 5) + on_nvme(quiet, 5, 2), 7u);
 }
 
-/* If there are more tenants than a search looks at, all have their turn. */
+/* There are more tenants than a search looks at. All get their turn. */
 Test(cache_quota, many_tenants)
 {
     struct ns *ns[24];

@@ -1,7 +1,7 @@
-/* Everything that happens to a cache, at random, against a recount of all that it counts: no wrong
- * byte, no use or hold that is left over, nobody who waits for ever. Once over NVMe alone, once
- * with a shared tier that other hosts change, once in an index that is always full, and
- * once with what tenants are guaranteed and get at most changing all the time. UCM_SEED repeats a run. */
+/* Everything that happens to a cache, at random, against a recount of all that it counts. No byte
+ * is wrong, no use or hold is left over, and no waiter waits for ever. Runs: over NVMe alone, with
+ * a shared tier that other hosts change, in an index that is always full, and with tenants' minimum
+ * and maximum changing all the time. UCM_SEED repeats a run. */
 #include "tests/unit/cache/cache_recount.h"
 #include "tests/unit/random.h"
 
@@ -270,7 +270,7 @@ static void chaos_note(void)
     uint64_t key = below(KEYS);
     struct block_file_id id = id_of(ns, key, ns->identity.parts - 1);
 
-    /* Now and then one that is not there: unverified, or gone since. */
+    /* Now and then it notes a file that is not there: unverified, or gone since. */
     if (fake_file_find(&shared, &id, 0) || below(4) == 0)
         note(ns, key, (shared_root_id)below(3), below(2));
 }
@@ -291,10 +291,10 @@ static const act chaos_acts[] = {
     chaos_load_end, iterate,      iterate,     chaos_refuse,   chaos_owner_gone,    chaos_shared,
     chaos_shared,   chaos_shared, chaos_peer,  chaos_note,     chaos_shared_refuse,
 };
-#define ACTS_LOCAL 17u /* of these, the ones that know no shared tier */
+#define ACTS_LOCAL 17u /* the first of these need no shared tier */
 #define ACTS_SHARED (sizeof(chaos_acts) / sizeof(chaos_acts[0]))
 
-/* A worker begins or ends to look at a namespace's lookup table. */
+/* A worker begins or stops looking at a namespace's lookup table. */
 static void chaos_lookup_table(void)
 {
     struct ns *ns = some_ns();

@@ -1,9 +1,9 @@
-/* What is dumped while the tier still looks for what earlier runs have left. */
+/* Dumps while the tier still looks for blocks of earlier runs. */
 #include "tests/unit/cache/cache_rig.h"
 
 TestSuite(cache_restore, .init = rig_open, .fini = rig_close);
 
-/* The tier has found the part at a place of its own. */
+/* The tier has found the part, at a place of this part alone. */
 static uint64_t part_turns_up(struct ns *ns, uint64_t number, uint32_t part, uint64_t sequence)
 {
     struct tier *t = &rig.tier;
@@ -102,7 +102,8 @@ Test(cache_restore, a_fill_goes_on_when_its_part_turns_up)
     drop(ref);
 }
 
-/* Or a durable dump would take the namespace for recorded, and no later start would find it. */
+/* Otherwise a durable dump would take the namespace for recorded, and no later start would find it.
+ */
 Test(cache_restore, a_record_with_another_identity_makes_no_namespace)
 {
     struct ns_identity id = rig.one->identity;
@@ -147,7 +148,7 @@ Test(cache_restore_full, what_was_written_later_takes_the_place_of_what_is_older
     cr_expect_eq(rig.metrics.index_evicted, 2u);
 }
 
-/* What was restored in part would be found by nobody. */
+/* No lookup would find a block that was restored only in part. */
 Test(cache_restore_full, no_part_stays_without_the_others)
 {
     for (uint64_t i = 0; i < 3; i++) /* of two parts each: only these fit */

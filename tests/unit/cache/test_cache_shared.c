@@ -1,6 +1,6 @@
-/* The cache over a shared tier: what other hosts stored is found, read once and kept; what is not
- * there is a miss and forgotten; what is stored here is written back, and nothing waits for it.
- */
+/* The cache over a shared tier. A block that another host stored is found, read once and kept. One
+ * that is not there is a miss, and is forgotten. A block stored here is written back, and nothing
+ * waits for that. */
 #include "tests/unit/cache/cache_shared_rig.h"
 
 TestSuite(cache_shared, .init = open_shared, .fini = close_shared);
@@ -257,7 +257,7 @@ Test(cache_shared, a_purge_waits_for_the_shared_tier_and_for_nvme)
     cache_purge_end(rig.cache, &p);
 }
 
-/* It is evicted by the purge, or stored again and written when the purge is over. */
+/* The purge evicts the block, or the block is stored again and written when the purge is over. */
 Test(cache_shared, what_is_stored_in_a_purge_is_written_after_it)
 {
     struct cache_purge p = {.done_cb = purged_cb};

@@ -182,7 +182,8 @@ Test(cache_shared_write, only_what_is_used_again_is_written_when_that_is_wished)
     drop(ref);
 }
 
-/* The last part follows the others, whose writes the stop finds under way. */
+/* The last part is written after the others. The stop comes while the others' writes are under way.
+ */
 Test(cache_shared_write, the_last_part_is_not_written_after_a_stop_and_counted)
 {
     block_ref ref = store_dram(rig.two, 1);

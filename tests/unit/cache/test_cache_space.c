@@ -1,4 +1,5 @@
-/* Which block leaves for a new one, who waits for space, and what a verify does to it. */
+/* Which block is evicted for a new one, which caller waits for space, and what a verify changes in
+ * that. */
 #include "tests/unit/cache/cache_rig.h"
 
 TestSuite(cache_space, .init = rig_open, .fini = rig_close);
@@ -47,8 +48,8 @@ Test(cache_space, who_waits_is_woken_later_and_all_of_them)
     drop(ref);
 }
 
-/* Waiters with little under way go before the others, but not before each other: no waiter is
- * passed for ever. */
+/* Waiters with little under way go before the others, but not before each other. No waiter is
+ * passed over for ever. */
 Test(cache_space, the_first_are_served_in_their_order)
 {
     struct asker a[5];
@@ -86,7 +87,7 @@ Test(cache_space, the_first_are_served_in_their_order)
         drop(ref[i]);
 }
 
-/* A layer has come, and others will: until then the slot is nobody's that could not give way. */
+/* One layer of the dump has come, and others will. Until they do, its slot can give way. */
 Test(cache_space, who_waits_hears_that_a_dump_pauses)
 {
     struct asker a;
@@ -121,7 +122,8 @@ Test(cache_space, who_waits_hears_that_a_reference_lasts)
     drop(ref);
 }
 
-/* The first still has too little: the second is not asked in vain, and not forgotten either. */
+/* The first waiter still has too little. The second is not tried in vain, and is not forgotten
+ * either. */
 Test(cache_space, who_still_has_too_little_lets_the_next_go_first)
 {
     struct asker a[2];
@@ -241,7 +243,8 @@ static int wide_fill(void)
     return rc;
 }
 
-/* An iteration of the event loop evicts a part of the slab; nobody takes what is free of it meanwhile. */
+/* An iteration of the event loop evicts some of the slab. Meanwhile no other request takes its free
+ * slots. */
 Test(cache_fine, a_slab_is_emptied_in_several_turns)
 {
     struct pending_write *f;
@@ -259,7 +262,8 @@ Test(cache_fine, a_slab_is_emptied_in_several_turns)
     drop(wide.ref);
 }
 
-/* A block that is leased while its slab is emptied keeps it; the rest of it serves as before. */
+/* A block that is leased while its slab is emptied keeps the slab. The slab's other slots serve as
+ * before. */
 Test(cache_fine, a_slab_that_can_not_be_emptied_any_more_is_used_again)
 {
     struct pending_write *f;
@@ -300,8 +304,8 @@ static void open_narrow(void)
 
 TestSuite(narrow, .init = open_narrow, .fini = rig_close);
 
-/* Else what came first would stay for ever: without new blocks nothing is written, and nothing
- * leaves. */
+/* Otherwise the first blocks would stay for ever: without new blocks nothing is written or evicted.
+ */
 Test(narrow, a_full_index_lets_go_what_left_dram_first)
 {
     block_ref held[8], refs[2];
@@ -311,7 +315,7 @@ Test(narrow, a_full_index_lets_go_what_left_dram_first)
         drop(store_below(rig.one, 1 + i));
     refs[0] = find(rig.one, 1);
     refs[1] = find(rig.one, 2);
-    cache_touch(rig.cache, rig.one, refs, 2); /* a chain's head outlives its tail */
+    cache_touch(rig.cache, rig.one, refs, 2); /* a sequence's head outlives its tail */
     for (unsigned i = 0; i < 5; i++)
         held[i] = open_block(other, 100 + i);
     cr_expect_eq(rig.metrics.index_evicted, 0u);

@@ -1,5 +1,5 @@
-/* Spans: what names bytes in slots is refused where it leaves the part, the slot or what the caller
- * has. */
+/* Spans name bytes in slots. One that leaves the part, the slot or the caller's blocks is refused.
+ */
 #include "tests/unit/cache/cache_rig.h"
 
 TestSuite(cache_span, .init = rig_open, .fini = rig_close);
@@ -80,7 +80,7 @@ Test(cache_span, is_cut_within_itself)
     put_and_drop(ref, 0);
 }
 
-/* Whatever somebody takes a part's form for, bytes past the slot are out of reach. */
+/* Bytes past the slot are out of reach, even for a caller that mistakes the part's form. */
 Test(cache_span, ends_with_the_slot)
 {
     const struct form *form = ns_form(rig.one, 0);
@@ -107,7 +107,7 @@ Test(cache_span, ends_with_the_slot)
     arena_slot_free(rig.arena, slot);
 }
 
-/* A chain may have blocks of two namespaces: uses count where the blocks are. */
+/* A sequence may have blocks of two namespaces. Uses count in the namespace of each block. */
 Test(cache_span, a_touch_counts_in_the_blocks_own_namespace)
 {
     block_ref refs[3] = {stored(rig.one, 1), 0, stored(rig.two, 1)};

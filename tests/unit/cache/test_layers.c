@@ -164,7 +164,7 @@ Test(layers, a_bad_copy_is_dropped)
     expect_nothing_held();
 }
 
-/* Somebody else had the part read meanwhile. */
+/* Meanwhile another request read the part. */
 Test(layers, the_part_came_to_dram_meanwhile)
 {
     block_ref ref = below(1);
@@ -251,8 +251,8 @@ Test(layers, what_the_tier_refuses_is_read_whole_at_once)
     all_ended(ref);
 }
 
-/* A read of layers of block 1 that failed, while another piece keeps their slot and parts in use
- * take the others. */
+/* A read of layers of block 1 failed. Layers of block 2 keep the slot of both, and parts in use
+ * take all others. */
 static struct {
     block_ref ref, other, used[9];
     struct waiter w, piece, users[9];

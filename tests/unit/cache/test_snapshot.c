@@ -1,6 +1,6 @@
-/* DRAM over a restart, each piece by itself: the snapshot's bytes, whole and damaged; the
- * directory's files; slots that are taken before their memory is ready; the policy's order. The
- * whole of it is tests/integration/test_keep.c. */
+/* DRAM over a restart, each step by itself: the snapshot's bytes, whole and damaged; the
+ * directory's files; slots taken before their memory is ready; the policy's order.
+ * tests/integration/test_keep.c tests the whole. */
 #include "daemon/config/config.h"
 #include "daemon/format/checksum.h"
 #include "daemon/index/policy.h"
@@ -120,7 +120,7 @@ Test(kept, snapshots_of_others_are_told)
     cr_expect_eq(check(snapshot, n), -EPROTONOSUPPORT);
 }
 
-/* Encrypted well, but with numbers that lead out of the arena or the lists. */
+/* Properly encrypted, but with numbers that lead out of the arena or the lists. */
 Test(kept, numbers_out_of_bounds_are_refused)
 {
     static const struct {

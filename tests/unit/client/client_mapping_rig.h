@@ -1,4 +1,5 @@
-/* A mapping of the client library before a fake daemon, and what its blocks hold: each byte is the block's number. */
+/* A mapping of the client library over a fake daemon. Each byte of a block is the block's number.
+ */
 #ifndef UCMD_TESTS_CLIENT_MAPPING_RIG_H
 #define UCMD_TESTS_CLIENT_MAPPING_RIG_H
 

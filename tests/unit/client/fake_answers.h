@@ -6,7 +6,7 @@
 
 #include <sys/stat.h>
 
-/* One frame with descriptors, which it closes. */
+/* Sends one frame with descriptors, and closes them. */
 FAKE_FN void fake_reply_fds(int conn, uint32_t msgid, const struct proto_message *m,
                             const void *result, int *fds, uint32_t n)
 {
@@ -158,7 +158,7 @@ FAKE_FN void fake_note_request(struct fake *f, struct proto_str id)
     pthread_mutex_unlock(&f->lock);
 }
 
-/* Requests about memory: regions and rings. False: it is none. */
+/* Requests about memory: regions and rings. False: the request is none of these. */
 FAKE_FN bool fake_answer_memory(struct fake *f, int slot, int method, uint32_t id,
                                 const union proto_any *m)
 {
@@ -213,7 +213,7 @@ FAKE_FN void fake_answer_dump(struct fake *f, int conn, uint32_t id, const struc
     fake_reply_blocks(f, conn, id, m->keys.n / 16, UCM_BLOCK_EXISTS);
 }
 
-/* Those that name blocks by their keys. False: it is none. */
+/* Requests that name blocks by their keys. False: the request is none of these. */
 FAKE_FN bool fake_answer_keys(struct fake *f, int conn, int method, uint32_t id,
                               const union proto_any *m)
 {

@@ -87,7 +87,7 @@ FAKE_FN int64_t fake_now_ms(void)
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* Until *(unsigned *)p is at least n, which another thread brings about. */
+/* Waits until another thread has raised *(unsigned *)p to at least n. */
 FAKE_FN void fake_await(struct fake *f, const unsigned *p, unsigned n)
 {
     int64_t end = fake_now_ms() + 20000;

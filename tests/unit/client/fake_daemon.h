@@ -1,6 +1,6 @@
-/* A daemon for tests of the client library: one thread on a real socket in a directory of its own
- * that answers every request at once, unless the test's hook takes it over. Header only: each test
- * program has its own. */
+/* A daemon for tests of the client library: one thread on a real socket in a directory of its own.
+ * It answers every request at once, unless the test's hook takes it over. Header only: each test
+ * program has its own copy. */
 #ifndef UCM_TESTS_FAKE_DAEMON_H
 #define UCM_TESTS_FAKE_DAEMON_H
 

@@ -1,5 +1,5 @@
-/* The rings of a fake daemon: it maps all that ever came, as a daemon does. Under the fake's lock.
- */
+/* The rings of a fake daemon. It maps every ring that came, as a daemon does. Under the fake's
+ * lock. */
 #ifndef UCM_TESTS_FAKE_RINGS_H
 #define UCM_TESTS_FAKE_RINGS_H
 
@@ -18,7 +18,7 @@ struct fake_stagings {
     unsigned n;
 };
 
-/* Takes the descriptor. The generation tells which one it is: 1 is the first. */
+/* Takes the descriptor. The generation numbers the rings, from 1. */
 __attribute__((unused)) static void fake_staging_add(struct fake_stagings *r, int fd, uint32_t id)
 {
     struct ucm_staging *ring = mmap(NULL, sizeof *ring, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

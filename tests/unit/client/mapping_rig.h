@@ -37,7 +37,7 @@ enum mapping_spoil {
     SPOIL_PLACES_MANY,
     SPOIL_PLACES_HALF,
     SPOIL_REF_LAST = SPOIL_PLACES_HALF,
-    /* Not refused, and never read. */
+    /* Takes a request that it does not refuse, and never reads. */
     SPOIL_PLACE_SLOT,
     SPOIL_PLACE_SLAB,
     SPOIL_PLACE_UNGRANTED,
@@ -94,7 +94,7 @@ FAKE_FN _Atomic uint64_t *mapping_seq(uint32_t block)
                   block % MAPPING_SLOTS];
 }
 
-/* What the block's slot has: its number in each byte. */
+/* What the block's slot holds: the block's number in each byte. */
 FAKE_FN uint8_t *mapping_slot(uint32_t block)
 {
     return win.memory[block / MAPPING_SLOTS] + block % MAPPING_SLOTS * MAPPING_SLOT_BYTES;

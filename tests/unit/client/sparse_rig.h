@@ -13,7 +13,7 @@
 #define SPARSE_Q_HEADS 4
 #define SPARSE_DIM 8
 
-/* What the hook, on the fake's thread, shares with the test: under the fake's lock. */
+/* What the hook, on the fake's thread, shares with the test. Under the fake's lock. */
 static struct {
     struct {
         uint32_t id; /* 0: free */

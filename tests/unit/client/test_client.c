@@ -1,4 +1,4 @@
-/* The client library's calls: what each sends, and what becomes of the answer. */
+/* The client library's calls: what each sends, and what it makes of the answer. */
 /* Sanitizers: thread */
 #include "tests/unit/client/client_rig.h"
 
@@ -20,7 +20,8 @@ Test(client, lookup_per_key)
     cr_expect_eq(found[2], UCM_FOUND_NOT);
 }
 
-/* As long as the caller allows, and half of the time that it has itself. */
+/* The daemon may take as long as the caller allows, and half of the time that the caller has
+ * itself. */
 Test(client, a_lookup_says_how_long_the_daemon_may_wait)
 {
     static const struct {
@@ -91,7 +92,7 @@ Test(client, a_request_id_goes_with_the_threads_requests)
     cr_assert_eq(pthread_join(thread, NULL), 0);
 }
 
-/* How many of a load and a dump told that the worker computes. */
+/* How many of a load and a dump said that the worker computes. */
 static unsigned told_by_copies(struct ucm_region *region)
 {
     struct ucm_transfer t = {.keys = rig.keys, .n_keys = 1, .blocks = rig.blocks};
@@ -232,7 +233,7 @@ static bool hold_lookups(struct fake *f, int conn, int method, struct proto_enve
     return method == UCM_METHOD_LOOKUP;
 }
 
-/* Its answer brings a lease that nobody knows: it is given back. */
+/* The answer brings a lease that no caller knows. The library gives it back. */
 Test(client, a_late_answer_is_dropped_and_undone)
 {
     struct ucm_lookup l = {.keys = rig.keys, .n_keys = 1, .lease_ms = 60000};
@@ -347,7 +348,7 @@ Test(client, a_fork_is_told_so)
         ucm_close(rig.client);
         if (r != -UCM_EINVALID || !strstr(ucm_errmsg(), "fork"))
             _exit(1);
-        /* It holds nothing open that would keep the worker alive in the daemon's eyes. */
+        /* The child keeps nothing open from which the daemon would take the worker for alive. */
         _exit(fcntl(fd, F_GETFD) < 0 && errno == EBADF ? 0 : 2);
     }
     cr_assert_eq(waitpid(pid, &status, 0), pid);
@@ -355,7 +356,7 @@ Test(client, a_fork_is_told_so)
     cr_expect_eq(rig_lookup(&rig, -1), 0);
 }
 
-/* What a child opens is its own, also in the eyes of a child of its own. */
+/* Descriptors that a child opens stay open, even when that child forks again. */
 Test(client, a_fork_of_a_fork_keeps_its_descriptors)
 {
     int pipes[2], status;

@@ -1,5 +1,5 @@
-/* What the client library makes of a daemon that is absent, breaks off, talks nonsense, does not
- * read; and of many threads at once. */
+/* How the client library copes with a daemon that is absent, breaks off, sends nonsense or does not
+ * read; and with many threads at once. */
 /* Sanitizers: thread */
 #include "client/lib/internal.h"
 #include "tests/unit/client/client_rig.h"
@@ -214,7 +214,7 @@ Test(client_faults, garbage)
     cr_expect_eq(ucm_connection_epoch(rig.client), 1 + sizeof cases / sizeof *cases);
 }
 
-/* Answers to nobody and unknown notifications are let pass. */
+/* The library ignores answers that no call awaits, and unknown notifications. */
 Test(client_faults, unknown_is_not_garbage)
 {
     static const char frames[] = "\0\0\0\5\x94\1\x7f\xc0\x80"
@@ -308,7 +308,7 @@ Test(client_faults, a_daemon_that_does_not_read)
     ucm_task_free(task[1]);
 }
 
-/* The daemon sends before it reads on; both buffers are full, and nobody else reads. */
+/* The daemon sends before it reads on. Both buffers are full, and no other thread reads. */
 Test(client_faults, both_directions_full)
 {
     struct ucm_task *task[100];
@@ -489,7 +489,8 @@ Test(client_faults, one_of_several_waiters_gets_the_result)
     ucm_task_free(task);
 }
 
-/* Each waits for its own; the answers come so that the reader's role has to move. */
+/* Each thread waits for its own answer. Answers come in an order that makes another thread the
+ * reader. */
 Test(client_faults, the_reading_is_passed_on)
 {
     struct worker w[THREADS] = {{0}};
@@ -510,7 +511,7 @@ Test(client_faults, close_ends_what_is_under_way)
     struct worker w[THREADS] = {{0}};
 
     run_waiters(w);
-    await_users(rig.client, THREADS); /* a thread that came later would use a freed client */
+    await_users(rig.client, THREADS); /* a thread that called later would use a freed client */
     ucm_close(rig.client);            /* frees the tasks, namespaces and regions too */
     rig.client = NULL;
     join(w);
@@ -540,7 +541,7 @@ Test(client_faults, disconnect_ends_what_is_under_way_and_frees_nothing)
     ucm_disconnect(NULL);
 }
 
-/* ---- nothing is left behind ---- */
+/* ---- nothing is left over ---- */
 
 static unsigned open_descriptors(void)
 {

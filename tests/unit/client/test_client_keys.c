@@ -60,7 +60,7 @@ Test(client_keys, md5_takes_a_parent)
         parent[i] = i;
     expect_md5(parent, ladder, 16, 1, "47e5b494331113092f7ec2304276c433",
                "47e5b494331113092f7ec2304276c433");
-    /* A chain may be continued. */
+    /* A hash chain may be continued. */
     cr_assert_eq(ucm_keys_md5(meta, NULL, ladder, 8, 2, first), 0);
     cr_assert_eq(ucm_keys_md5(meta, first, ladder + 8, 8, 1, second), 0);
     cr_expect_arr_eq(first + 16, second, 16);

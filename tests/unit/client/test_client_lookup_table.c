@@ -1,5 +1,5 @@
-/* The client library's half of lookup tables, alongside a daemon that is slow, wrong or hostile.
- * What it hands out is memory that the test writes. */
+/* The client library's half of lookup tables, with a daemon that is slow, wrong or hostile. That
+ * daemon hands out memory that the test writes. */
 /* Sanitizers: thread */
 #include "proto/memory/lookup_table.h"
 #include "tests/unit/client/client_rig.h"
@@ -130,7 +130,8 @@ static void down(void)
 
 TestSuite(client_lookup_table, .init = up, .fini = down);
 
-/* Opens the table, whose next beat is an hour ahead then: however slow this machine is, it is not old. */
+/* Opens the table, and puts its next beat an hour ahead. So it is never old, however slow this
+ * machine is. */
 static int open_table(void)
 {
     int r;
@@ -177,7 +178,7 @@ Test(client_lookup_table, what_the_table_says)
     cr_expect_eq(ucm_lookup_table_read(rig.ns, rig.keys, 0, NULL, &h), -UCM_EINVALID);
 }
 
-/* Keys of more than one chunk, each or to the gap. */
+/* Keys that take more than one request: each by itself, or up to the first gap. */
 Test(client_lookup_table, many_keys)
 {
     enum { N = 700, GAP = 600 };
@@ -309,7 +310,7 @@ Test(client_lookup_table, readers_alongside_new_tables)
     cr_expect_geq(right[0], 20000u);
 }
 
-/* Whatever is in the memory, and while it changes: no crash, and counts that fit the question. */
+/* Whatever the memory holds, also while it changes: no crash, and counts that fit the question. */
 Test(client_lookup_table, memory_of_a_hostile_daemon)
 {
     uint64_t *words = (uint64_t *)own.header;
@@ -344,7 +345,7 @@ Test(client_lookup_table, lookups_that_are_told)
     cr_assert_eq(ucm_lookup_note(rig.ns, rig.keys, 1, -1), 0);
 }
 
-/* As a scheduler whose lookups all miss: it makes no other call. */
+/* Like a scheduler whose lookups all miss: it makes no other call. */
 Test(client_lookup_table, any_number_of_lookups_is_told)
 {
     for (unsigned i = 0; i < 1000; i++) {
@@ -356,7 +357,7 @@ Test(client_lookup_table, any_number_of_lookups_is_told)
 
 static atomic_bool go;
 
-/* No lookup is answered, and a registration late. */
+/* No lookup is answered, and a registration only late. */
 static bool slow(struct fake *f, int conn, int method, struct proto_envelope *env)
 {
     (void)conn;
@@ -366,7 +367,7 @@ static bool slow(struct fake *f, int conn, int method, struct proto_envelope *en
     return method == UCM_METHOD_LOOKUP;
 }
 
-/* Notes that are not answered have places of their own: a registration that was given up is undone. */
+/* Notes that are not answered have places of their own, so an abandoned registration is undone. */
 Test(client_lookup_table, told_lookups_leave_a_place_to_a_late_registration)
 {
     struct ucm_region *region = NULL;

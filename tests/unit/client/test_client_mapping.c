@@ -1,5 +1,5 @@
-/* Mappings of the client library, before a fake daemon: what it maps and refuses, that a read is the block's bytes
- * or a miss, giving back, and reconnects. */
+/* Mappings of the client library over a fake daemon: what it maps and refuses, giving back, and
+ * reconnects. A read gives the block's bytes or a miss. */
 /* Sanitizers: thread */
 #include "tests/unit/client/client_mapping_rig.h"
 
@@ -16,7 +16,8 @@ static int open_fds(void)
     return n;
 }
 
-/* The fake, in this process, closes what it sent a little later than the client receives it. */
+/* The fake runs in this process. It closes what it sent a little after the client has received it.
+ */
 static void expect_fds(int n, const char *when)
 {
     int64_t end = fake_now_ms() + 5000;
@@ -374,7 +375,7 @@ Test(client_mapping, places_out_of_the_mapping_are_none)
     }
 }
 
-/* Frames with descriptors that nobody asked for: of a lookup. */
+/* Frames with descriptors that nobody asked for: answers to a lookup. */
 static bool lookup_with_fds(struct fake *f, int conn, int method, struct proto_envelope *env)
 {
     struct msg_lookup_r r = {.hits = 1};
@@ -410,7 +411,7 @@ Test(client_mapping, without_room_for_descriptors_nothing_leaks)
         if (fcntl(fd, F_GETFD) >= 0)
             few.rlim_cur = (rlim_t)fd + 3;
     few.rlim_max = limit.rlim_max;
-    /* The fake, in this process, dups what it sends first. */
+    /* The fake, in this process, first duplicates what it sends. */
     WSET(most_granted, 2);
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
     (void)ref(0, MAPPING_BLOCKS, NULL);

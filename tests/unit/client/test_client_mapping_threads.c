@@ -1,4 +1,5 @@
-/* Mappings of the client library that several threads and processes read: no wrong byte, and nobody waits for readers. */
+/* Mappings of the client library that several threads and processes read. No byte is wrong, and
+ * nobody waits for readers. */
 /* Sanitizers: thread */
 #include "tests/unit/client/client_mapping_rig.h"
 
@@ -32,7 +33,7 @@ static void *reader(void *arg)
     return NULL;
 }
 
-/* As the daemon reuses a slot. */
+/* As the daemon does when it reuses a slot. */
 Test(client_mapping_threads, a_slot_that_is_reused_under_a_reader_is_a_miss)
 {
     pthread_t threads[2];
@@ -118,7 +119,8 @@ static void *restless_reader(void *arg)
 
 #define RESTLESS 16
 
-/* Somebody reads at every moment, and yet what is wanted back is unmapped: otherwise this does not end. */
+/* A thread reads at every moment, and yet a slab that is wanted back is unmapped. Otherwise this
+ * test does not end. */
 Test(client_mapping_threads, many_readers_starve_nobody)
 {
     uint32_t slab = MAPPING_SLABS - 1;

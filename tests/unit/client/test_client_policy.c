@@ -1,5 +1,5 @@
-/* Policies: texts, what is refused and with which sentence, what follows from them, and the budget that
- * moves from step to step. */
+/* Policies: their texts, refusals with their sentences, derived values, and the budget that moves
+ * from step to step. */
 #include "client/include/ucmclient_sparse.h"
 #include "kernels/sparse/budget.h"
 
@@ -223,7 +223,7 @@ Test(client_policy, filled_in_by_hand)
     cr_expect_eq(ucm_policy_text(&p, text, sizeof text), -UCM_EINVALID, "made by hand");
 }
 
-/* Garbage in, an error or a policy out: what parses can be written and read again. */
+/* Random text gives an error or a policy. A policy that parses can be written and read again. */
 Test(client_policy, random_texts)
 {
     static const char *const pieces[] = {

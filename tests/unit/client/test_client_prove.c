@@ -1,5 +1,5 @@
-/* The client library proves that CUDA IPC memory is its process's: the nonce is there when the
- * daemon looks, and the memory's own bytes before and afterwards, whatever happens in between. */
+/* The client library proves that CUDA IPC memory is its process's. The nonce is there when the
+ * daemon looks. The memory has its own bytes before and afterwards, whatever happens in between. */
 /* Sanitizers: thread */
 #include "tests/unit/client/client_rig.h"
 
@@ -8,7 +8,7 @@
 #define OWN 0x5A
 #define PLACE 8192u /* of the lowest plane in the allocation */
 
-/* The worker's memory, as much of it as is written. */
+/* The part of the worker's memory that is written. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint8_t memory[UCM_NONCE_BYTES], kept[8][UCM_NONCE_BYTES];
 static unsigned depth, deepest, calls;
@@ -114,7 +114,7 @@ static void restart(void)
     fake_up(&rig.fake);
 }
 
-/* It begins with the lowest plane: prove_cb sees where. */
+/* The nonce stands where the lowest plane begins; prove_cb sees where. */
 Test(client_prove, the_nonce_stands_there_while_the_daemon_looks)
 {
     struct ucm_region *region;
@@ -126,7 +126,7 @@ Test(client_prove, the_nonce_stands_there_while_the_daemon_looks)
     cr_expect_eq(calls, 2);
 }
 
-/* Two pieces of one allocation that begin at one place: in reverse order. */
+/* Two ranges of one allocation begin at one place. They are restored in reverse order. */
 Test(client_prove, bytes_that_are_written_twice_come_back)
 {
     struct ucm_region *region;

@@ -192,7 +192,7 @@ static bool busy_namespaces(struct fake *f, int conn, int method, struct proto_e
     return method == UCM_METHOD_NS_OPEN;
 }
 
-/* Also where nobody but its region is used. */
+/* The same where only its region is used. */
 Test(client_reconnect, a_busy_namespace_is_tried_again)
 {
     struct ucm_task *task;
@@ -221,7 +221,7 @@ static void *go_soon(void *arg)
     return arg;
 }
 
-/* No call has time enough for the whole, but together they get there. */
+/* No single call has time for the whole, but together they finish it. */
 Test(client_reconnect, short_deadlines_make_progress)
 {
     struct ucm_task *task = NULL;

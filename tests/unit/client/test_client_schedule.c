@@ -53,7 +53,7 @@ Test(client_schedule, a_layer_reuses_the_choice_of_the_last_that_selected)
     }
 }
 
-/* Steps 0, 1, 2...: whose query the choice was made with. */
+/* For steps 0, 1, 2 and so on: the step whose query made the choice. */
 static void expect(uint32_t stride, uint32_t lag, const uint64_t *chosen_at, uint64_t n)
 {
     struct ucm_sparse_schedule s = schedule(stride, lag);
@@ -77,7 +77,7 @@ Test(client_schedule, a_choice_serves_from_its_lag_on_until_the_next_does)
     expect(5, 2, (uint64_t[]){0, 0, 0, 0, 0, 0, 0, 5, 5, 5, 5, 5, 10}, 13);
 }
 
-/* A worker that has room for so many choices of a layer always has the one that serves. */
+/* A worker that keeps so many choices of a layer always has the one that serves. */
 Test(client_schedule, choices_that_are_kept_suffice)
 {
     for (uint32_t stride = 1; stride < 9; stride++)

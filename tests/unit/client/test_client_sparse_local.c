@@ -1,5 +1,5 @@
-/* Summaries, scores and choices of the client library on the caller's memory. That the kernels are right
- * is tested elsewhere; here they are given what callers give. */
+/* Summaries, scores and choices of the client library on the caller's memory. Other tests show that
+ * the kernels are right. Here they get what callers pass. */
 #include "client/include/ucmclient_sparse.h"
 #include "kernels/sparse/select.h"
 
@@ -108,7 +108,7 @@ static struct ucm_sparse_score score_of(uint32_t heads)
     return (struct ucm_sparse_score){.heads = heads, .rows = 2, .q_heads = Q_HEADS};
 }
 
-/* What the seeds' top k is, in the plainest way. */
+/* The top k of the seeds, in the plainest way. */
 static uint32_t top_k(const float *scores, uint32_t n, uint32_t k, bool *in)
 {
     memset(in, 0, n);

@@ -1,5 +1,5 @@
-/* Rings in the client library: one registration lives and dies with its connection, and when that
- * breaks nothing is said to have failed before what a copy agent had begun has ended. */
+/* Rings in the client library. A registration lives and dies with its connection. When that breaks,
+ * no call reports a failure before the copies that a copy agent had begun have ended. */
 /* Sanitizers: thread */
 #include "tests/unit/client/client_rig.h"
 
@@ -60,7 +60,7 @@ static enum ucm_staging_phase phase(uint32_t entry)
     return ucm_staging_phase_of(atomic_load(&memory->words.entries[entry].state));
 }
 
-/* An order of the first connection that a copy agent has, and its end. */
+/* A copy agent claims an order of the first connection; the next function ends it. */
 static void order_claim(uint32_t entry)
 {
     ucm_staging_post(memory, entry, ucm_staging_tag(1, 1));
@@ -296,7 +296,7 @@ Test(client_staging, a_claimed_turn_holds_nobody_beyond_its_deadline)
     ucm_task_free(task);
 }
 
-/* An event loop that never waits hears of the end, too. */
+/* An event loop that never blocks notices the end, too. */
 Test(client_staging, ucm_fd_reports_the_end_of_a_claimed_turn)
 {
     struct pollfd p = {.fd = ucm_fd(rig.client), .events = POLLIN};
@@ -314,7 +314,7 @@ Test(client_staging, ucm_fd_reports_the_end_of_a_claimed_turn)
     ucm_task_free(task);
 }
 
-/* A look takes the readability away for a millisecond. */
+/* After a look, the descriptor is not readable for a millisecond. */
 Test(client_staging, ucm_fd_does_not_spin_while_a_claimed_turn_runs)
 {
     struct pollfd p = {.fd = ucm_fd(rig.client), .events = POLLIN};
@@ -370,7 +370,7 @@ Test(client_staging, the_next_connection_gets_another)
     cr_assert_neq(at, memory);
     cr_assert_eq(atomic_load(&at->words.generation), 2);
     cr_assert_eq(atomic_load(&at->words.dead), 0);
-    /* What the previous daemon still does in the old ring. */
+    /* The previous daemon still writes to the old ring. */
     ucm_staging_post(rig.fake.rings.maps[0], 0, ucm_staging_tag(1, 9));
     atomic_store(&rig.fake.rings.maps[0]->words.dead, 1);
     cr_assert_eq(atomic_load(&at->words.entries[0].state), 0);

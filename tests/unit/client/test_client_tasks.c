@@ -1,4 +1,5 @@
-/* Tasks of the client library: each is reported once, whatever order answers come in; cancelled; freed; polled for. */
+/* Tasks of the client library, cancelled, freed and polled for. Each is reported once, in whatever
+ * order answers come. */
 /* Sanitizers: thread */
 #include "tests/unit/client/client_rig.h"
 
@@ -22,8 +23,8 @@ Test(client_tasks, a_load_is_reported_once)
     ucm_task_free(task);
 }
 
-/* A wait that knows about when its answer comes is awake then; one that comes much later, or never,
- * is waited for all the same, and no longer than asked. */
+/* A wait that knows roughly when its answer comes is awake then. An answer that comes much later,
+ * or never, is waited for all the same, but no longer than asked. */
 Test(client_tasks, an_answer_that_comes_later_than_ever)
 {
     struct ucm_task *task;
@@ -168,7 +169,7 @@ Test(client_tasks, polling)
     cr_expect_eq(ucm_task_check(task[0], &result), -UCM_EPENDING);
     cr_expect_eq(ucm_task_check(task[1], &result), 0);
 
-    /* Another call takes the answer in: the poller wakes all the same. */
+    /* Another call receives the answer. The poller wakes all the same. */
     fake_answer_held(&rig.fake, 0, UCM_BLOCK_OK);
     cr_expect_eq(rig_lookup(&rig, -1), 0);
     cr_assert_eq(readable(fd, 0), 1);
