@@ -150,7 +150,7 @@ struct ucm_summary_plan {
     const struct ucm_summary_method *method;
     uint32_t bytes; /* of a summary: one layer of one block */
 
-    /* The arrays of a summary, as byte offsets in the order of docs/design/retrieval.md's table:
+    /* The arrays of a summary, as byte offsets in the order of docs/design/retrieval.md's list:
      * vector j of head g of array a begins at array[a] + (g * vectors + j) * vector_bytes. hash has
      * 32-bit poison words at array[1] + 4 * g. */
     uint32_t array[UCM_SUMMARY_ARRAYS];
@@ -183,7 +183,7 @@ uint32_t ucm_summary_bytes(const struct ucm_summary_spec *spec);
 void ucm_summary_build(const struct ucm_summary_plan *plan, const void *layer, void *out);
 
 enum ucm_score_metric {
-    UCM_METRIC_DOT = 0, /* the scores of the table in docs/design/retrieval.md */
+    UCM_METRIC_DOT = 0, /* the scores of the list in docs/design/retrieval.md */
     UCM_METRIC_L2 = 1,  /* minus the squared distance; mean, submean and tokens without rest only */
     UCM_METRIC_ROUNDED =
         2, /* UCM_METRIC_DOT of ucm_summary_round's query; mean, submean and tokens only */
