@@ -64,6 +64,7 @@ class Alert:
         def field(name, default=""):
             return (re.search(rf"^ +{name}: (.*)$", text, re.M) or ["", default])[1].strip('"')
         self.name, self.expression, self.wait = field("- alert"), field("expr"), field("for", "0m")
+        self.meaning = (re.search(r"^ +expr: .*\n +# (.*)$", text, re.M) or ["", ""])[1]
         self.severity = re.search(r"severity: (\w+)", text)[1]
         self.link = re.sub(r"^docs/", "", field("docs") or field("runbook_url"))
         self.metrics = {re.sub("_seconds_bucket$", "_seconds", name) for name in re.findall(r"ucmd_\w+", self.expression)}
@@ -74,14 +75,20 @@ def alerts():
 
 
 def alert_names(of, name):
-    return ", ".join(f"`{alert.name}`" for alert in of if name in alert.metrics)
+    names = [f"`{alert.name}`" for alert in of if name in alert.metrics]
+    return f"; alert{'s' * (len(names) > 1)} {', '.join(names)}" if names else ""
 
 
 def alerts_text(of):
     yield "\n## Alerts\n\n"
-    yield md.wrap(f"`{ALERTS}` has these rules. Each name links to what to do.")
-    yield "\n" + md.table(("alert", "severity", "when", "for"),
-                          [(f"[{a.name}]({a.link})", a.severity, f"`{a.expression}`", a.wait) for a in of])
+    yield md.wrap(f"`{ALERTS}` has the expressions. Each name links to what to do; the time after it is how long the state lasts before the alert fires.")
+    for severity in sorted({a.severity for a in of}):
+        yield f"\n{severity.capitalize()}:\n\n"
+        for a in of:
+            if not a.meaning:
+                raise SystemExit(f"{ALERTS}: a comment after the expression of {a.name} says what it means")
+            if a.severity == severity:
+                yield md.wrap(f"- [{a.name}]({a.link}){f', {a.wait}' * (a.wait != '0m')}: {a.meaning}", "  ")
 
 
 # ---- metrics ----
@@ -98,57 +105,47 @@ def unit_text(shown, unit, meaning):
     return "" if any(said in f"{shown} {meaning}" for said in units) else f" ({unit})"
 
 
-def row(prefix, cells, mark, of):
+def item(prefix, cells, mark, of):
     name, kind, unit, meaning = cells
-    if prefix == "tenant_":  # the section's title says it
-        meaning = re.sub(r" (of|for) a tenant\b", "", meaning.replace("a tenant's ", ""))
     shown = prometheus(prefix, name, kind, unit)
-    own = "" if plain(shown, prefix) == name else f"; `stats`: `{name}`"
-    return f"`{shown}`", mark(meaning) + unit_text(shown, unit, meaning) + own, alert_names(of, shown)
-
-
-def metrics_table(rows):
-    if not any(alerts for *_, alerts in rows):
-        return md.table(("metric", "meaning"), [cells[:-1] for cells in rows])
-    return md.table(("metric", "meaning", "alerts"), rows)
+    own = "" if plain(shown, prefix) == name else f"; `stats`:\0`{name}`"
+    return md.wrap(f"- `{shown}`: {mark(meaning)}{unit_text(shown, unit, meaning)}{alert_names(of, shown)}{own}", "  ")
 
 
 def histograms_text(mark, of):
     yield "\n## Durations\n\n"
     yield md.wrap("These are histograms in seconds. `ucmctl stats` prints the count, the median and the 99th percentile since the start. "
                   "Label `tier` names the slowest tier that the request read: `dram`, `nvme` or `shared`. Label `size` is the class of "
-                  "the bytes that it copied: `le1MiB`, `le64MiB` or `gt64MiB`. Requests that copied nothing do not count.")
-    rows = []
+                  "the bytes that it copied: `le1MiB`, `le64MiB` or `gt64MiB`. Requests that copied nothing do not count.") + "\n"
     for name, tiers, sizes, meaning in md.x_rows("UCMD_HISTOGRAMS", HEADER):
-        labels = ["`tier`"] * (tiers != "1") + ["`size`"] * (sizes != "1")
-        rows.append((f"`ucmd_{name}_seconds`", ", ".join(labels), mark(meaning), alert_names(of, f"ucmd_{name}_seconds")))
-    yield "\n" + md.table(("metric", "labels", "meaning", "alerts"), rows)
+        labels = ", ".join(["`tier`"] * (tiers != "1") + ["`size`"] * (sizes != "1"))
+        shown = f"ucmd_{name}_seconds"
+        yield md.wrap(f"- `{shown}`{f' ({labels})' * bool(labels)}: {mark(meaning)}{alert_names(of, shown)}", "  ")
 
 
 def groups_text(mark, of):
-    rows = {title: [] for title, _, _ in GROUPS}
+    items = {title: [] for title, _, _ in GROUPS}
     for cells in md.x_rows("UCMD_METRICS", HEADER):
         title = next((title for title, _, names in GROUPS if re.fullmatch(names, cells[0])), None)
         if not title:
             raise SystemExit(f"{cells[0]} of {HEADER} belongs to no group of {__file__}")
-        rows[title].append(row("", cells, mark, of))
+        items[title].append(item("", cells, mark, of))
     for title, about, _ in GROUPS:
-        yield f"\n## {title}\n\n" + (md.wrap(about) + "\n") * bool(about) + metrics_table(rows[title])
+        yield f"\n## {title}\n\n" + (md.wrap(about) + "\n") * bool(about) + "".join(items[title])
 
 
 def lists_text(mark, of):
     for name, wire, prefix, title, about in LISTS:
         yield f"\n## {title}\n\n" + md.wrap(f"{about} In `stats`: `{wire}`.") + "\n"
-        yield metrics_table([row(prefix, cells, mark, of) for cells in md.x_rows(name, HEADER)])
+        yield from (item(prefix, cells, mark, of) for cells in md.x_rows(name, HEADER))
 
 
 def reuse_text():
     yield "\n## Reuse\n\n"
     yield md.wrap("The daemon estimates the hit rate that other cache sizes would give. `ucmctl status` prints it. Label `tiers` is `dram` or "
                   "`dram_nvme`; label `factor` is the size against today's: `0.5`, `1`, `2` or `4`.")
-    yield "\n" + metrics_table((
-        ("`ucmd_reuse_references_total`", "keys looked up; `stats`: `reuse.references`", ""),
-        ("`ucmd_reuse_hit_ratio`", "estimated hit rate at `factor` times today's size of `tiers`; `stats`: `reuse.curves`", "")))
+    yield "\n- `ucmd_reuse_references_total`: keys looked up; `stats`: `reuse.references`\n"
+    yield md.wrap("- `ucmd_reuse_hit_ratio`: estimated hit rate at `factor` times today's size of `tiers`; `stats`: `reuse.curves`", "  ")
 
 
 def page():
@@ -158,9 +155,9 @@ def page():
                    "says how to scrape them and which to look at first.")
     yield "\n"
     yield md.wrap("`ucmctl stats` prints all of them, and `ucmctl stats --watch 1` their rates. Counters start at 0 with the daemon. "
-                  "The tables have Prometheus' names, which end in `_total` for counters. `stats` has them without `ucmd_`, `_total`, and the prefix of an entry "
-                  "such as `tenant_`; where its name differs otherwise, it stands after the meaning. `stats` has microseconds instead of seconds, and thousandths "
-                  "instead of a ratio. A meaning that begins with `1:` is a flag; `(parts)` and the like at its end say what is counted.")
+                  "Names here are Prometheus', which end in `_total` for counters. `stats` has them without `ucmd_`, `_total`, and the prefix of an entry "
+                  "such as `tenant_`; where its name differs otherwise, it stands at the end. `stats` has microseconds instead of seconds, and thousandths "
+                  "instead of a ratio. A meaning that begins with `1:` is a flag; `(parts)` and the like say what is counted.")
     yield "\n"
     yield md.wrap("A scraper also reads `ucmd_health{state}`, 1 for the state that `ucmctl health` prints; `ucmd_shared_root_health{root,index,state}`; "
                   "`ucmd_build_info{version,commit,options,policy}`, always 1; and `ucmd_uptime_seconds`.")

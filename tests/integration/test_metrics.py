@@ -186,12 +186,17 @@ class Exposition(unittest.TestCase):
 class Page(unittest.TestCase):
     """docs/metrics.md against the shipped alerts; tests/unit/proto/test_metrics_docs.c compares it with the tables."""
 
+    @staticmethod
+    def items():
+        """Of lists: each in one line."""
+        text = re.sub(r"\n  (?=\S)", " ", (TOP / "docs/metrics.md").read_text())
+        return re.findall(r"^- (.*)", text, re.M)
+
     def test_each_alert_stands_with_the_metrics_that_it_looks_at(self):
         rows = {}
-        for line in (TOP / "docs/metrics.md").read_text().splitlines():
-            if line.startswith("| `ucmd_"):
-                cells = [cell.strip(" `") for cell in line.strip("|").split("|")]
-                rows[cells[0]] = set(re.findall(r"`?(Ucmd\w+)`?", cells[-1]))
+        for item in self.items():
+            if item.startswith("`ucmd_"):
+                rows[item.split("`")[1]] = set(re.findall(r"`(Ucmd\w+)`", (re.search(r"; alerts? ((?:, |`Ucmd\w+`)+)", item) or ["", ""])[1]))
         rules = re.findall(r"- alert: (\w+)\n +expr: (.*)", (TOP / "config/observe/alerts.yml").read_text())
         self.assertTrue(rules)
         expected = {name: set() for name in rows}
@@ -201,6 +206,16 @@ class Page(unittest.TestCase):
                 if name in expected:
                     expected[name].add(alert)
         self.assertEqual(rows, expected)
+
+    def test_each_alert_has_its_severity_and_time(self):
+        page = (TOP / "docs/metrics.md").read_text()
+        shown = {}
+        for severity, text in re.findall(r"^(Critical|Warning):\n\n(.*?\n)\n", page, re.M | re.S):
+            for name, wait, meaning in re.findall(r"^- \[(\w+)\]\([^)]*\)(?:, (\w+))?: (.*)", text, re.M):
+                shown[name] = severity.lower(), wait
+                self.assertRegex(meaning, r"\w+ \w+")
+        rules = re.findall(r"- alert: (\w+)\n(.*?)annotations:", (TOP / "config/observe/alerts.yml").read_text(), re.S)
+        self.assertEqual(shown, {name: (re.search(r"severity: (\w+)", rule)[1], (re.search(r"for: (\w+)", rule) or ["", ""])[1]) for name, rule in rules})
 
 
 if __name__ == "__main__":

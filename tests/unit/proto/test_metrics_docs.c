@@ -1,9 +1,10 @@
-/* docs/metrics.md against the tables, in both directions: each metric has its row, and each row its
- * metric. A failure says what the page should hold. */
+/* docs/metrics.md against the tables, in both directions: each metric has its item, and each item
+ * its metric. A failure says what the page should hold. */
 #include "proto/metrics/exposition.h"
 #include "tests/unit/proto/docs_page.h"
 
 #include <criterion/criterion.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,43 +32,45 @@ static uint32_t count(const char *line)
     return n;
 }
 
-/* The beginning of a metric's row. If the introduction does not say its name in `stats`: also the
- * end of its meaning. */
-static void row_of(const struct metric_list *l, const struct metric_info *m, char *out, size_t n,
-                   char *end, size_t end_n)
+/* The beginning of a metric's item. If the introduction does not say its name in `stats`: also its
+ * end. */
+static void item_of(const struct metric_list *l, const struct metric_info *m, char *out, size_t n,
+                    char *end, size_t end_n)
 {
     char name[EXPOSITION_NAME_BYTES];
 
     exposition_name(l, m, name);
-    snprintf(out, n, "\n| `%s%s` | ", name, strcmp(m->kind, "counter") == 0 ? "_total" : "");
+    snprintf(out, n, "\n- `%s%s`: ", name, strcmp(m->kind, "counter") == 0 ? "_total" : "");
     end[0] = '\0';
     if (strcmp(name + strlen("ucmd_") + strlen(l->prefix), m->name) != 0)
-        snprintf(end, end_n, "; `stats`: `%s` |", m->name);
+        snprintf(end, end_n, "`stats`: `%s`\n", m->name);
 }
 
-Test(metrics_docs, each_metric_has_one_row_and_each_row_its_metric)
+Test(metrics_docs, each_metric_has_one_item_and_each_item_its_metric)
 {
-    uint32_t rows = 0;
-    char row[256], end[256];
+    uint32_t items = 0;
+    char item[256], end[256];
 
     for (size_t k = 0; k < METRIC_LISTS; k++)
-        for (size_t i = 0; i < metric_lists[k].n_metrics; i++, rows++) {
-            row_of(&metric_lists[k], &metric_lists[k].metric[i], row, sizeof(row), end,
-                   sizeof(end));
-            cr_expect_eq(count(row), 1, "%u times in %s:%s", count(row), PAGE, row);
+        for (size_t i = 0; i < metric_lists[k].n_metrics; i++, items++) {
+            item_of(&metric_lists[k], &metric_lists[k].metric[i], item, sizeof(item), end,
+                    sizeof(end));
+            cr_expect_eq(count(item), 1, "%u times in %s:%s", count(item), PAGE, item);
             cr_expect(strstr(page, end), "%s lacks %s", PAGE, end);
         }
-    for (size_t i = 0; i < histogram_infos_n; i++, rows++) {
+    for (size_t i = 0; i < histogram_infos_n; i++, items++) {
         const struct histogram_info *h = &histogram_infos[i];
+        bool labels = h->tiers > 1 || h->sizes > 1;
 
-        snprintf(row, sizeof(row), "\n| `ucmd_%s_seconds` | %s%s%s | ", h->name,
-                 h->tiers > 1 ? "`tier`" : "", h->tiers > 1 && h->sizes > 1 ? ", " : "",
-                 h->sizes > 1 ? "`size`" : "");
-        cr_expect_eq(count(row), 1, "%u times in %s:%s", count(row), PAGE, row);
+        snprintf(item, sizeof(item), "\n- `ucmd_%s_seconds`%s%s%s%s%s: ", h->name,
+                 labels ? " (" : "", h->tiers > 1 ? "`tier`" : "",
+                 h->tiers > 1 && h->sizes > 1 ? ", " : "", h->sizes > 1 ? "`size`" : "",
+                 labels ? ")" : "");
+        cr_expect_eq(count(item), 1, "%u times in %s:%s", count(item), PAGE, item);
     }
-    rows += 2; /* of reuse */
-    cr_assert_eq(count("\n| `ucmd_"), rows, "%s has %u rows, the tables have %u metrics", PAGE,
-                 count("\n| `ucmd_"), rows);
+    items += 2; /* of reuse */
+    cr_assert_eq(count("\n- `ucmd_"), items, "%s has %u items, the tables have %u metrics", PAGE,
+                 count("\n- `ucmd_"), items);
 }
 
 Test(metrics_docs, each_family_of_the_text_is_on_the_page)
