@@ -8,10 +8,10 @@
  * `struct ucm_lookup l = {.keys = keys, .n_keys = n}`. Structs may gain fields at their end, of
  * which 0 leaves everything as it was.
  *
- * Threads. Any thread may call any function at any time, on one client or several. While a function
- * closes a handle (client, namespace, region, task) and after that, no thread may use the handle;
- * ucm_disconnect is for programs that can't promise that of a client.
- * No function starts a thread, installs a signal handler or logs. None is async-signal-safe.
+ * Threads. Any thread may call any function at any time, on one client or several. No thread may
+ * use a handle (client, namespace, region, task) while a function closes it, nor after that.
+ * Programs that can't promise that of a client call ucm_disconnect. No function starts a thread,
+ * installs a signal handler or logs. None is async-signal-safe.
  *
  * Fork. After fork() only the parent may use its clients. In the child every call returns
  * -UCM_EINVALID. The child's copies of the connection and of the regions' descriptors close by
@@ -32,15 +32,15 @@
  * left of its client.
  *
  * When the daemon restarts, calls and tasks under way return -UCM_EDISCONNECTED. The next call
- * connects again within its timeout, opens every namespace and registers every region again; if its
- * timeout is too short for all of that, the call after it goes on from there. If the library finds
- * a broken connection before it has sent any of a request, it connects again and sends the request;
- * the call does not fail. If the daemon refuses to register a region again, calls that name the
+ * connects again within its timeout, opens every namespace and registers every region again. If its
+ * timeout is too short for all of that, the call after it goes on from there. If the connection
+ * breaks before the library has sent any of a request, it connects again and sends the request. The
+ * call then does not fail. If the daemon refuses to register a region again, calls that name the
  * region fail with the daemon's reason, and no others. Leases end with their connection; a call
  * ignores an old one. ucm_connection_epoch() counts connections, so callers can notice.
  *
  * After a break the daemon begins no further copies from or to the worker's memory. Copies that it
- * had begun may still write to a load's blocks for some milliseconds. On a GPU these are at most
+ * had begun may still write to a load's blocks for some milliseconds. On a GPU they write at most
  * 48 MiB if no fragment is larger than 16 MiB. In host memory, each copy thread of the daemon may
  * write 1 MiB more, or one fragment if fragments are larger. A dump is stored only if all of it was
  * read before the break. */
@@ -101,7 +101,7 @@ struct ucm_options {
 };
 
 /* Connects. While no daemon listens, or the daemon is busy, it retries until the timeout and then
- * returns -UCM_ENODAEMON or -UCM_EBUSY; a refusal ends it at once (-UCM_EDENIED,
+ * returns -UCM_ENODAEMON or -UCM_EBUSY. A refusal ends it at once (-UCM_EDENIED,
  * -UCM_EUNSUPPORTED). options may be NULL. */
 UCM_API int ucm_connect(const struct ucm_options *options, int timeout_ms, struct ucm_client **out);
 /* Closes the connection and frees the client with all its namespaces, regions, tasks and rings.
@@ -119,8 +119,8 @@ UCM_API void ucm_disconnect(struct ucm_client *client);
 UCM_API uint64_t ucm_connection_epoch(struct ucm_client *client);
 
 /* A descriptor to poll. It is readable when ucm_process() has something to do, or when layers of a
- * load have landed; while a broken connection waits for a copy agent, once a millisecond. It stays
- * the same over reconnects. The client owns it; only poll it. */
+ * load have landed. While a broken connection waits for a copy agent, it is readable once a
+ * millisecond. Reconnects do not change it. The client owns it; only poll it. */
 UCM_API int ucm_fd(struct ucm_client *client);
 /* Handles what has arrived. Never blocks and never connects. Returns how many tasks became done
  * since the last ucm_process. That includes tasks that failed, and tasks whose answer another call
@@ -184,8 +184,8 @@ UCM_API void ucm_namespace_fingerprint(const struct ucm_namespace *ns, uint8_t o
 
 /* ---- encodings ---- */
 
-/* An encoded namespace stores the blocks of its base in a smaller form: the daemon, or the worker's
- * copy agent, encodes as it dumps and decodes as it loads. docs/encodings.md says what each
+/* An encoded namespace stores the blocks of its base in a smaller form. The daemon or the worker's
+ * copy agent encodes them in dumps and decodes them in loads. docs/encodings.md says what each
  * encoding loses. */
 
 /* A layer's K, or its V, in a block: tokens x heads rows of dim elements. */
@@ -195,7 +195,7 @@ struct ucm_kv_rows {
 
 struct ucm_encoded_form {
     const char *encoding; /* "fp8", "int8", "q4", "lossless" */
-    const char *dtype;    /* of the KV: "f16" or "bf16"; for "lossless" only "bf16" */
+    const char *dtype;    /* of the KV: "f16" or "bf16"; "lossless" takes only "bf16" */
     uint32_t version;     /* of the encoding; 0: the library's */
     struct ucm_kv_rows k; /* MLA: the latent, with heads = 1 */
     struct ucm_kv_rows v; /* tokens 0: there is none (MLA) */
@@ -206,7 +206,7 @@ struct ucm_encoded_form {
                            * layers side by side; 0: all of k */
 };
 
-/* Opens the namespace of the base's blocks in that form. It is used as any other, with these rules:
+/* Opens the namespace of the base's blocks in that form. Use it as any other, with these rules:
  * - In its regions each plane is a layer's whole K, or its whole V, in this order, as the worker
  *   has it. offset and stride are multiples of 16 bytes.
  * - ucm_dump stores the form, ucm_dump_raw the bytes as they are, in the base.
@@ -214,7 +214,7 @@ struct ucm_encoded_form {
  *   one that is not; if both are, or neither is, the encoded one comes first.
  * - Pinning and evicting concern the one namespace that is named.
  * Close the base after it. -UCM_EUNSUPPORTED: the daemon or the library does not know the encoding
- * or this version of it; the base can be used as it is. */
+ * or this version of it. The base can still be used. */
 UCM_API int ucm_encoding_open(struct ucm_namespace *base, const struct ucm_encoded_form *form,
                               int timeout_ms, struct ucm_namespace **out);
 
@@ -239,31 +239,31 @@ enum ucm_memory_kind {
 /* Proves that the memory of a CUDA IPC handle is this process's. Handles can be guessed, so ucmd
  * accepts one only from a client that can write to its memory.
  *
- * nonce not NULL: save the 16 bytes at byte `offset` of the allocation, and write the 16 bytes of
- * nonce there, with this process's own CUDA context. Return 0 when they are in GPU memory. Return
- * anything else if nothing was written; the registration then fails with -UCM_EDEVICE. nonce NULL:
- * put the saved bytes back; the result is ignored. `offset` counts from the allocation's base, as
- * ucm_memory.offset does.
+ * If nonce is not NULL, save the 16 bytes at byte `offset` of the allocation. Then write the 16
+ * bytes of nonce there, with this process's own CUDA context. Return 0 when they are in GPU memory.
+ * Return anything else if nothing was written; the registration then fails with -UCM_EDEVICE. If
+ * nonce is NULL, put the saved bytes back; the result is ignored. `offset` counts from the
+ * allocation's base, as ucm_memory.offset does.
  *
  * Before ucm_region_register, wait for GPU work that writes to this memory, such as a cudaMemset:
  * it could overwrite the nonce. If the daemon does not find the nonce, the registration fails with
  * -UCM_EDENIED.
  *
  * The library picks the place: the first bytes of block 0 in the memory's lowest plane. The nonce
- * is there for some ms, or longer if the daemon has to create its CUDA context first. Until it is
- * gone, kernels and copies must not use these bytes, and copies of other regions there may see the
- * nonce. So let block 0 be one that the engine never uses.
+ * stays there for some ms, or longer if the daemon has to create its CUDA context first. Until it
+ * is gone, kernels and copies must not use these bytes, and copies of other regions there may see
+ * the nonce. So let block 0 be one that the engine never uses.
  *
- * When: in ucm_region_register and ucm_ring_register; and after a reconnect, where regions are
- * registered again, in any function of the client. Each call with a nonce that returned 0 is
- * followed by one with NULL, in reverse order, before this or the process's next registration ends.
- * This holds also if the connection breaks or time runs out. The last one comes before
+ * When: in ucm_region_register and ucm_ring_register. After a reconnect, which registers regions
+ * again, also in any other function of the client. For each call with a nonce that returned 0, the
+ * library makes a call with NULL, in reverse order. It does so before this or the process's next
+ * registration ends, even if the connection breaks or time runs out. The last one comes before
  * ucm_region_unregister or ucm_close returns.
  *
- * Thread: any that is in a function of the client, or a copy agent's; never two at once in a
- * process. Call no function of the client, and wait for no thread that does. Use a separate stream
- * that waits for no other (cudaStreamNonBlocking): streams of the engine may wait for a load that
- * waits for the registration. */
+ * Thread: any that is in a function of the client, or a copy agent's. A process never has two such
+ * calls at once. Call no function of the client here, and wait for no thread that does. Use a
+ * separate stream that waits for no other (cudaStreamNonBlocking): streams of the engine may wait
+ * for a load that waits for the registration. */
 typedef int (*ucm_prove_cb)(void *ctx, uint64_t offset, const uint8_t *nonce);
 
 struct ucm_memory {
@@ -276,8 +276,8 @@ struct ucm_memory {
     void *prove_ctx;
 };
 
-/* Where one layer (or its K, or its V) lies: the fragment of block b is the block_bytes from
- * memory[memory] + offset + b * stride on. No two fragments of a region may overlap. */
+/* Where one layer (or its K, or its V) lies. The fragment of block b is block_bytes long and begins
+ * at memory[memory] + offset + b * stride. No two fragments of a region may overlap. */
 struct ucm_plane {
     uint32_t memory;      /* index into ucm_region_spec.memory */
     uint64_t offset;      /* bytes */
@@ -289,12 +289,12 @@ struct ucm_plane {
     uint32_t layer;
 };
 
-/* Where K lies in a layer, and how the model rotates it: for loads that re-rotate K for other
- * positions (struct ucm_shift). K is `rows` rows of `dim` elements, contiguous, from byte `offset`
- * of the layer on, and lies in one plane. In each row, elements [first, first + rotary) are
- * rotated. A row is a token of a KV head. With MLA it is a token, with the latent before the rotary
- * part. Where K and V of a token and head lie side by side, it is both. With `run` above 1 a row is
- * `run` tokens of a head, `dim` times `run` elements, with those of one channel side by side.
+/* Where K lies in a layer, and how the model rotates it. Loads that re-rotate K for other positions
+ * (struct ucm_shift) need it. K is `rows` rows of `dim` elements, contiguous, from byte `offset` of
+ * the layer on, and lies in one plane. In each row, elements [first, first + rotary) are rotated. A
+ * row is a token of a KV head. With MLA it is a token, with the latent before the rotary part.
+ * Where K and V of a token and head lie side by side, a row has both. With `run` above 1 a row has
+ * `run` tokens of a head: `dim` times `run` elements, those of one channel side by side.
  * docs/design/blend.md defines the arithmetic and says what the kinds of scaling are. */
 struct ucm_rope {
     uint32_t offset, rows, dim, first, rotary;
@@ -320,24 +320,24 @@ struct ucm_region_spec {
     const struct ucm_plane *planes;
     uint32_t n_planes;    /* 1 to 2048 */
     uint32_t ring_region; /* its number in orders on the staging ring; 0: none */
-    /* Not 0: a GPU block pool, for ucm_gather alone. Its blocks are entries, each for one layer of
-     * any block, and `planes` describe one layer, as layer 0. */
+    /* Not 0: a GPU block pool, for ucm_gather alone. Each of its blocks is an entry for one layer
+     * of any block. `planes` describe one layer, as layer 0. */
     uint32_t block_pool;
-    const struct ucm_rope *rope; /* NULL: its loads re-rotate nothing */
+    const struct ucm_rope *rope; /* NULL: loads re-rotate nothing */
 };
 
 /* The memory must stay allocated until ucm_region_unregister has returned 0 or
  * -UCM_EDISCONNECTED. */
 UCM_API int ucm_region_register(struct ucm_namespace *ns, const struct ucm_region_spec *spec,
                                 int timeout_ms, struct ucm_region **out);
-/* Returns 0 when the daemon has closed its mapping of the memory. On 0, and on
- * -UCM_EDISCONNECTED, when the daemon closes the mapping by itself, this frees the handle and the
- * caller may free the memory. On any other error the handle stays; call again. Never connects. */
+/* Returns 0 when the daemon has closed its mapping of the memory. After -UCM_EDISCONNECTED the
+ * daemon closes it by itself. In both cases the handle is freed and the caller may free the memory.
+ * On any other error the handle stays; call again. Never connects. */
 UCM_API int ucm_region_unregister(struct ucm_region *region, int timeout_ms);
 /* From now on the region's loads and dumps tell the daemon whether the worker's GPU computes
- * meanwhile (0: it does not; the default). Alongside a GPU that computes they give way to the
- * worker's own small copies, and take at most copy.busy_max_percent percent of the bus. For an
- * engine to call in every step: it stores a word and sends nothing. Any thread. */
+ * meanwhile (0: it does not; the default). If it does, they give way to the worker's own small
+ * copies, and take at most copy.busy_max_percent percent of the bus. An engine can call this in
+ * every step, since it stores a word and sends nothing. Any thread. */
 UCM_API void ucm_region_gpu_busy(struct ucm_region *region, int busy);
 
 /* Creates a memfd of `bytes` (at least 1), seals its size, maps it and allocates all its pages:
@@ -367,15 +367,15 @@ struct ucm_ring_spec {
  * memory, which stays mapped until ucm_ring_free. -UCM_EBUSY: the daemon still uses these entries.
  *
  * A ring serves one connection. When that breaks, the library marks the ring dead. Calls under way
- * then fail only when the orders that were claimed have ended, or after 5 s; a call whose timeout
- * passes before that returns -UCM_EDEADLINE. After a reconnect (ucm_connection_epoch) free the ring
- * and register a new one. */
+ * then fail when the orders that were claimed have ended, but after 5 s at the latest. A call whose
+ * timeout passes before that returns -UCM_EDEADLINE. After a reconnect (ucm_connection_epoch) free
+ * the ring and register a new one. */
 UCM_API int ucm_ring_register(struct ucm_client *client, const struct ucm_ring_spec *spec,
                               int timeout_ms, struct ucm_ring_registration **out, void **memory);
 /* 1 while the daemon knows the ring, which ends with its connection; else 0. */
 UCM_API int ucm_ring_alive(struct ucm_ring_registration *ring);
 /* Returns 0 when the daemon has closed its mapping. The daemon completes its copies first, so serve
- * its orders until then. Never connects. */
+ * its orders until this returns. Never connects. */
 UCM_API int ucm_ring_unregister(struct ucm_ring_registration *ring, int timeout_ms);
 /* Unmaps the shared memory and frees the handle. If the daemon still knows the ring, the entries
  * must stay allocated. NULL is allowed. */
@@ -385,8 +385,8 @@ UCM_API void ucm_ring_free(struct ucm_ring_registration *ring);
 
 /* The id under which the engine knows the request that the calling thread works for, such as
  * "cmpl-7f3a-0". Until the next call, this thread's lookups, loads, dumps and prefetches carry it,
- * on every client, and `ucmctl trace` shows them under it; it changes nothing else. The library
- * copies at most the first 64 bytes, and whole characters. NULL and "": none. -UCM_EINVALID: no
+ * on every client, and `ucmctl trace` shows them under it. It changes nothing else. The library
+ * copies at most the first 64 bytes, in whole characters. NULL and "": none. -UCM_EINVALID: no
  * UTF-8, or control characters; then there is none. */
 UCM_API int ucm_set_request_id(const char *id);
 
@@ -398,7 +398,7 @@ struct ucm_lookup {
     /* How long a lease protects the blocks that are found from eviction; 0: no lease. */
     uint32_t lease_ms;
     /* Longest wait for the shared tier; 0: the daemon's setting (shared.lookup_timeout). Never more
-     * than half of timeout_ms. With UCM_WAIT_MODE_LATER: for how long it is asked, at most; 0:
+     * than half of timeout_ms. With UCM_WAIT_MODE_LATER: how long the daemon asks it, at most; 0:
      * shared.timeout. */
     uint32_t wait_ms;
     /* If not NULL, receives how many hits must be read from the shared tier. found[i] of these is
@@ -427,16 +427,16 @@ enum ucm_found {
     UCM_FOUND_SHARED = 3,
 };
 
-/* *hits receives how many blocks from the first key on are cached without a gap; *in_dram (may be
- * NULL) how many of these lie wholly in DRAM. *lease (may be NULL without lease_ms) receives the
- * lease, 0 if there is none; give it to ucm_load or ucm_release. */
+/* *hits receives how many blocks from the first key on are cached without a gap. *in_dram (may be
+ * NULL) receives how many of these lie wholly in DRAM. *lease (may be NULL without lease_ms)
+ * receives the lease, 0 if there is none; give it to ucm_load or ucm_release. */
 UCM_API int ucm_lookup_prefix(struct ucm_namespace *ns, const struct ucm_lookup *lookup,
                               int timeout_ms, uint32_t *hits, uint32_t *in_dram, uint32_t *lease);
 /* Looks at each key by itself: found[i], one of n_keys bytes, receives an enum ucm_found. *hits
  * (may be NULL) receives how many were found. The lease covers all of them. */
 UCM_API int ucm_lookup_per_key(struct ucm_namespace *ns, const struct ucm_lookup *lookup,
                                int timeout_ms, uint8_t *found, uint32_t *hits, uint32_t *lease);
-/* Ends a lease early. 0, and a lease that has ended already, are no errors. */
+/* Ends a lease early. Neither 0 nor a lease that has ended already is an error. */
 UCM_API int ucm_release(struct ucm_client *client, uint32_t lease, int timeout_ms);
 /* The same without waiting: the lease ends when the daemon reads the request. If the socket is
  * full, the library sends the request in a later call. Never connects. */
@@ -446,9 +446,9 @@ UCM_API int ucm_release_soon(struct ucm_client *client, uint32_t lease);
 
 /* The daemon shares a table of each namespace's complete blocks, and keeps it up to date. A process
  * looks up one key there in some 100 ns, or many keys in some 10 ns each, however busy the daemon
- * is. The table is advisory: no lease keeps a block that is found, so the daemon may evict it at
- * any moment. So look the found keys up again with a lease, and load the blocks that are leased.
- * Those that are not leased are misses. */
+ * is. The table is advisory: such a lookup takes no lease, so the daemon may evict the block at any
+ * moment. So look the found keys up again with a lease, and load the blocks that are leased. Those
+ * that are not leased are misses. */
 
 /* Gets the namespace's table from the daemon and maps it. If a usable table is mapped already, it
  * returns at once. Call it once before ucm_lookup_table_read, and again each time that returns
@@ -471,7 +471,7 @@ struct ucm_lookup_table_hits {
  * for each key. Never asks the daemon, never waits, takes no lease. Any thread; the namespace must
  * stay open meanwhile. 0: *out is filled. UCM_LOOKUP_TABLE_NONE: there is no table to rely on; use
  * ucm_lookup_prefix or ucm_lookup_per_key. Either none was opened, or it is being filled, or it was
- * replaced, or the connection broke, or the daemon has given no sign of life for 5 s. */
+ * replaced. Or the connection broke, or the daemon has given no sign of life for 5 s. */
 UCM_API int ucm_lookup_table_read(struct ucm_namespace *ns, const void *keys, uint32_t n_keys,
                                   uint8_t *found, struct ucm_lookup_table_hits *out);
 /* Tells the daemon of a lookup that the table answered. The daemon then counts the keys in its
@@ -506,8 +506,8 @@ enum ucm_block_result {
      * time. */
     UCM_BLOCK_IS_MISS = 1,
     UCM_BLOCK_IS_FAILED = 2, /* reading it failed, or its checksum differs: treat as a miss */
-    /* Not moved: DRAM is full of blocks in use, an encryption key is still being read, the prefetch
-     * has read half of the daemon's DRAM, or an operator bypasses stores. */
+    /* Not moved. DRAM is full of blocks in use, or an encryption key is still being read. Or the
+     * prefetch has read half of the daemon's DRAM, or an operator bypasses stores. */
     UCM_BLOCK_IS_NO_ROOM = 3,
     UCM_BLOCK_IS_EXISTS = 4, /* dump: it was stored before */
     /* Dump: nothing was copied. Another connection stores this part, one of these layers was dumped
@@ -522,9 +522,9 @@ enum ucm_block_result {
 struct ucm_task;
 
 /* A run of consecutive blocks whose K is re-rotated. `keys` is how many blocks it has. The run's
- * first token was at old_position when K was computed, and is at new_position now. old_length and
- * new_length are the lengths for which dynamic scaling computed its frequencies, then and now; 0
- * with another kind of scaling. */
+ * first token was at old_position when K was computed, and is at new_position now. Dynamic scaling
+ * computed its frequencies for old_length then, and for new_length now. With other kinds of scaling
+ * both are 0. */
 struct ucm_shift {
     uint32_t keys;
     uint32_t old_position, new_position;
@@ -599,7 +599,7 @@ struct ucm_gather_spec {
 
 /* Copies single layers of blocks into entries of a block pool, as ucm_load copies blocks; results
  * are by item. The library sends all items of a call in one request, which makes many small copies
- * cheap. So put what several sequences of a batch miss into one call, by keys. If the daemon does
+ * cheap. So make one call, by keys, for all that the sequences of a batch miss. If the daemon does
  * not know the sequence any more, the library opens it again first. -UCM_ENOTFOUND from the task:
  * as for ucm_sequence_prefetch. */
 UCM_API int ucm_gather(struct ucm_region *pool, const struct ucm_gather_spec *gather,
@@ -614,26 +614,26 @@ struct ucm_result {
 
 /* Handles what has arrived, without blocking. 0 with *out: the task is done. -UCM_EPENDING: it is
  * not. Another error: the whole request failed. The library reports a result once, to the first
- * check or wait; a later one returns -UCM_ECONSUMED. */
+ * check or wait. A later one returns -UCM_ECONSUMED. */
 UCM_API int ucm_task_check(struct ucm_task *task, struct ucm_result *out);
 /* The same, but waits until the task is done. -UCM_EDEADLINE after timeout_ms leaves the task as it
- * was. If several threads wait for one task, one gets the result and the others -UCM_ECONSUMED.
- * If earlier requests suggest an end within a millisecond, the wait spins around that time for at
- * most 0.16 ms: waking a thread takes as long as moving some MiB. */
+ * was. If several threads wait for one task, one gets the result and the others -UCM_ECONSUMED. If
+ * earlier requests suggest an end within a millisecond, the wait spins around that time for at most
+ * 0.16 ms. Waking a thread would take as long as moving some MiB. */
 UCM_API int ucm_task_wait(struct ucm_task *task, int timeout_ms, struct ucm_result *out);
 /* For a load with `progress_interval`: waits until the first `layers` of its layers have landed in
- * all blocks, or the task is done, so that the worker can use them while the rest is on its way. On
- * 0, result (n_keys bytes, may be NULL) receives each block's enum ucm_block_result so far: never
- * use a block that is not OK; one that is OK can fail later only by its device, a cancel or the
- * deadline. Other errors: as ucm_task_wait, which still has to take the task's result. A load
+ * all blocks, or the task is done. So the worker can use them while the rest is on its way. On 0,
+ * result (n_keys bytes, may be NULL) receives each block's enum ucm_block_result so far. Never use
+ * a block that is not OK. One that is OK can fail later only by its device, a cancel or the
+ * deadline. Errors are those of ucm_task_wait, which still has to take the task's result. A load
  * without `progress_interval` lands as a whole. */
 UCM_API int ucm_task_wait_layers(struct ucm_task *task, uint32_t layers, int timeout_ms,
                                  uint8_t *result);
 /* Asks the daemon to stop the task. The task then becomes done, with what was moved until then. */
 UCM_API int ucm_task_cancel(struct ucm_task *task, int timeout_ms);
 /* Frees the task. Never blocks. If the task is not done, the library cancels it and drops its
- * answer. For a while the daemon may still write to a load's blocks, or read a dump's: before you
- * use these blocks for anything else, wait for the task instead. NULL is allowed. */
+ * answer. For a while the daemon may still write to a load's blocks, or read a dump's. If you need
+ * these blocks for anything else, wait for the task instead. NULL is allowed. */
 UCM_API void ucm_task_free(struct ucm_task *task);
 
 /* ---- keeping and dropping ---- */
@@ -646,10 +646,10 @@ UCM_API int ucm_pin(struct ucm_namespace *ns, const void *keys, uint32_t n_keys,
 UCM_API int ucm_unpin(struct ucm_namespace *ns, const void *keys, uint32_t n_keys, int timeout_ms,
                       uint64_t *changed);
 /* Drops blocks from all tiers, the shared tier of all hosts included. keys as above. Pinned blocks
- * stay. Blocks that are leased, or being read or written, are not found any more, and go with their
- * last lease or reference. Returns when the files on shared roots are gone; -UCM_EIO: some may be
- * left there. *changed receives how many blocks were dropped at once, *busy how many are pinned,
- * leased, or being read or written; both may be NULL. */
+ * stay. Lookups no longer find blocks that are leased, or being read or written; these go with
+ * their last lease or reference. Returns when the files on shared roots are gone; -UCM_EIO: some
+ * may be left there. *changed receives how many blocks were dropped at once, *busy how many are
+ * pinned, leased, or being read or written; both may be NULL. */
 UCM_API int ucm_evict(struct ucm_namespace *ns, const void *keys, uint32_t n_keys, int timeout_ms,
                       uint64_t *changed, uint64_t *busy);
 
