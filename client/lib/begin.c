@@ -34,7 +34,8 @@ void client_handle_init(struct client_handle *h, struct ucm_client *c,
 void client_handle_drop(struct client_handle *h)
 {
     client_handle_unlist(h);
-    /* What is still of it must not name it by an id that means another one after a reconnect. */
+    /* After a reconnect its id may mean another one, so what still belongs to it must not use the
+     * id. */
     if (h->state == HANDLE_READY)
         h->state = HANDLE_STALE;
     if (h->call.linked || client_proves(h))
@@ -44,8 +45,8 @@ void client_handle_drop(struct client_handle *h)
     client_handle_unref(h);
 }
 
-/* Sends its open or register, or begins to prove its memory before. The writer's token is held, and
- * given back. */
+/* Sends its open or register, or first begins to prove its memory. The caller holds the writer's
+ * token, and this gives it back. */
 static int handle_send(struct client_handle *h, int64_t deadline_ns)
 {
     int r;
@@ -72,7 +73,7 @@ static int handle_send(struct client_handle *h, int64_t deadline_ns)
     return r;
 }
 
-/* Its outcome. May return CLIENT_AGAIN. */
+/* Returns its outcome. May return CLIENT_AGAIN. */
 static int answer_take(struct client_handle *h, int64_t deadline_ns)
 {
     if (client_handle_wait(h, deadline_ns) != 0)
@@ -112,7 +113,8 @@ static int handle_wait(struct client_handle *h, int64_t deadline_ns)
     return client_handle_wait(h, deadline_ns) ? restore_late() : 0;
 }
 
-/* If the namespace of a region, or the base of summaries, was refused or closed, so was this. */
+/* If the daemon refused a region's namespace, or a summaries' base, or the user closed it, the same
+ * holds for this handle. */
 static void follow_parent(struct client_handle *h)
 {
     const struct client_handle *parent = h->request.handle;
@@ -137,7 +139,8 @@ static int restore_step(struct ucm_client *c, int64_t deadline_ns)
     struct client_handle *h = c->prover.handle;
     int r;
 
-    /* The next call may come late, and the nonce stays in the memory until the answer is read. */
+    /* The next call may come late, and the nonce stays in the memory until a call reads the
+     * answer. */
     if (h && h->listed)
         return client_prove_turn(c, deadline_ns) ? restore_late() : 1;
     /* A namespace precedes its regions in the list, so a region found here has a namespace that is
@@ -157,8 +160,8 @@ static int restore_step(struct ucm_client *c, int64_t deadline_ns)
     return r == -UCM_EDEADLINE ? r : 1;
 }
 
-/* After a refusal that may pass, the next call that needs the handle tries again, and what the
- * handle is of with it. */
+/* After a refusal that may pass, the next call that needs the handle opens it again, and with it
+ * the handle that it belongs to. */
 static int refused(struct client_handle *h)
 {
     int status = h->call.status;
@@ -185,7 +188,7 @@ int client_begin(struct ucm_client *c, struct client_handle *h, int64_t deadline
         } else if (r == 0 && h && h->state == HANDLE_PENDING) {
             r = handle_wait(h, deadline_ns);
         } else if (r == 0 && h && h->state == HANDLE_REFUSED) {
-            client_read_ready(c); /* notices whether the daemon that refused it has gone */
+            client_read_ready(c); /* notices if the daemon that refused it is gone */
             if (c->link == LINK_UP && h->state == HANDLE_REFUSED)
                 return refused(h);
         } else if (r == 0 && h && h->state == HANDLE_STALE && !h->listed) {

@@ -8,7 +8,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#define STEADY_NS 1000000000 /* after a link that was up for so long, the first retry is at once */
+#define STEADY_NS 1000000000 /* if the link was up for so long, the first retry comes at once */
 /* How long a break waits for copy agents. Their kernels take microseconds, unless kernels of the
  * worker's leave no processor free. The daemon gives up after the same time. */
 #define SETTLE_NS INT64_C(5000000000)
@@ -55,7 +55,7 @@ static void link_down(struct ucm_client *c)
 
     c->link = LINK_DOWN;
     TAILQ_FOREACH(h, &c->handles, node)
-        if (h->state != HANDLE_PENDING) /* its call ends, and sees to it */
+        if (h->state != HANDLE_PENDING) /* its call ends, and handles this */
             h->state = HANDLE_STALE;
     client_call_finish_all(c, c->why, c->why_text);
     client_doors_down(c);
@@ -65,10 +65,10 @@ static void link_down(struct ucm_client *c)
     pthread_cond_broadcast(&c->idle);
 }
 
-/* A copy agent's kernel cannot be called back, and while it runs it writes to the worker's memory
- * or reads from it: until it has ended, no call that is under way may return a failure. So the link
- * stays in LINK_BREAKING, calls wait there within their deadlines, and ucm_fd becomes readable for
- * each look. */
+/* A copy agent's kernel cannot be called back. While it runs, it writes to the worker's memory or
+ * reads from it. So no call that is under way may return a failure until it has ended. Until then
+ * the link stays in LINK_BREAKING, calls wait within their deadlines, and ucm_fd becomes readable
+ * for each look. */
 void client_link_break(struct ucm_client *c, int status, const char *text)
 {
     enum client_link was = c->link;
@@ -104,5 +104,5 @@ void client_link_try_settle(struct ucm_client *c)
         link_down(c);
         next.it_value.tv_nsec = 0; /* never */
     }
-    (void)timerfd_settime(c->settle_fd, 0, &next, NULL); /* and it is not readable until then */
+    (void)timerfd_settime(c->settle_fd, 0, &next, NULL); /* and ucm_fd is not readable until then */
 }

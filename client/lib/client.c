@@ -126,7 +126,7 @@ void ucm_disconnect(struct ucm_client *c)
     pthread_mutex_lock(&c->lock);
     c->closing = true;
     client_link_break(c, UCM_EDISCONNECTED, "the client was closed");
-    pthread_cond_broadcast(&c->idle); /* wakes threads that wait on a link that was down already */
+    pthread_cond_broadcast(&c->idle); /* wakes threads that wait for a link that was down already */
     /* No deadline: nothing blocks any more, and the threads inside are on their way out. */
     (void)client_link_settle(c, INT64_MAX);
     while (c->users > 0)
@@ -143,7 +143,7 @@ void ucm_close(struct ucm_client *c)
         return;
     client_fork_forget(c);
     ucm_disconnect(c);
-    while (atomic_load(&c->entering) > 0) /* these see `closing` when they get the lock */
+    while (atomic_load(&c->entering) > 0) /* those threads see `closing` when they get the lock */
         (void)nanosleep(&(struct timespec){.tv_nsec = 10000}, NULL);
     client_free(c);
 }

@@ -24,7 +24,7 @@ bool client_doors_settled(struct ucm_client *c)
     return settled;
 }
 
-/* A callback may close any door: those still to call are in a list of their own. */
+/* A callback may close any door, so those still to call are in a list of their own. */
 void client_doors_down(struct ucm_client *c)
 {
     struct client_doors left = LIST_HEAD_INITIALIZER(left);

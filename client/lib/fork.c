@@ -1,6 +1,6 @@
-/* A forked child inherits the connection and the regions' descriptors. Left open, they would keep
- * the worker's memory mapped in the daemon after the worker has died, so the child closes them at
- * once. */
+/* A forked child inherits the connection and the regions' descriptors. If they stayed open, the
+ * daemon would keep the worker's memory mapped after the worker has died. So the child closes them
+ * at once. */
 #include "client/lib/internal.h"
 
 #include <unistd.h>
@@ -38,7 +38,7 @@ static void drop(struct ucm_client *c)
         while (h->request.n_fds > 0)
             close(h->fds[--h->request.n_fds]);
     client_fds_close(c);
-    client_close_descriptors(c); /* the numbers may be other files' when it forks again */
+    client_close_descriptors(c); /* if it forks again, the numbers may belong to other files */
 }
 
 static void in_child(void)

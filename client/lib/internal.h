@@ -25,8 +25,8 @@
 #define CLIENT_WHY_BYTES 480
 #define CLIENT_SETTLE_NS 1000000 /* from a look at a breaking link to the next */
 
-/* The link broke before the first byte of a request left: the daemon has not seen it, and the
- * caller sends it again on the next link. Never leaves the library. */
+/* The link broke before the first byte of a request left. The daemon has not seen the request, and
+ * the caller sends it again on the next link. This status never leaves the library. */
 #define CLIENT_AGAIN 1
 
 /* ---- calls: call.c ---- */
@@ -97,7 +97,7 @@ bool client_call_progress(struct ucm_client *c, const struct msg_progress *m);
 /* The outcome of a done call; its sentence becomes ucm_errmsg. */
 int client_call_status(const struct client_call *call);
 
-/* What a request says. */
+/* What a request sends. */
 struct client_request {
     enum ucm_method method;
     const void *params;           /* the struct msg_* of the method's parameters */
@@ -145,8 +145,8 @@ TAILQ_HEAD(client_handles, client_handle);
 
 struct ucm_namespace {
     struct client_handle handle;
-    /* Views into `layers` and after it; of summaries and encoded blocks, those of the base, which
-     * handle.request references. */
+    /* Views into `layers` and what follows it. For summaries and encoded blocks they are the
+     * base's, which handle.request references. */
     struct msg_ns_open open;
     struct client_summary *summary;   /* after the struct; NULL: the blocks are no summaries */
     struct client_encoding *encoding; /* likewise; NULL: they are stored as they are */
@@ -208,33 +208,33 @@ int client_begin_same(struct ucm_client *c, int64_t deadline_ns);
 /* ---- registering CUDA IPC memory: features/prove.c ---- */
 
 void client_prove_init(struct ucm_client *c);
-/* Begins to prove, if nobody else of this process does. False: after client_prove_turn it may be
- * possible. */
+/* Begins to prove, unless another handle of this process does. False: after client_prove_turn it
+ * may be possible. */
 bool client_prove_begin(struct client_handle *h);
 /* 0 or -UCM_EDEADLINE. */
 int client_prove_turn(struct ucm_client *c, int64_t deadline_ns);
 /* It has begun, and its register is not sent. */
 bool client_proves(const struct client_handle *h);
-/* Moves that on. 0, also when it has ended, or -UCM_EDEADLINE, which loses nothing. */
+/* Does the next step. 0, also when it has ended, or -UCM_EDEADLINE, which loses nothing. */
 int client_prove_step(struct client_handle *h, int64_t deadline_ns);
-/* Its call is done. What was written is put back by the next thread that rests. Harmless when it
- * does not prove. */
+/* Its call is done. The next thread that rests puts back what was overwritten. Harmless when the
+ * handle does not prove. */
 void client_prove_end(struct client_handle *h);
-/* Returns when nothing of the handle, whose call is done or given up, stands in memory any more. */
+/* For a handle whose call is done or given up: returns when its nonce is no longer in memory. */
 void client_prove_settle(struct client_handle *h);
 
 /* ---- what features and others keep of a client: door.c ---- */
 
 /* An object whose life ends with the connection or the client, such as a mapping, has a door as a
- * member. Callbacks may be NULL, and hold the lock. */
+ * member. Callbacks may be NULL. They run with the lock held. */
 struct client_door;
 struct client_feature {
-    /* The connection breaks: true when nothing of it moves this process's bytes any more. It is
-     * asked again. */
+    /* The connection breaks. True when no part of the object moves this process's bytes any more;
+     * until then it is asked again. */
     bool (*settled_cb)(struct client_door *d);
     void (*down_cb)(struct client_door *d);   /* the connection is gone */
     void (*forked_cb)(struct client_door *d); /* in a forked child, where the client is of no use */
-    /* The daemon says something unasked. 0; -code with *e: that is not the protocol. */
+    /* The daemon says something unasked. 0, or -code with *e if it violates the protocol. */
     int (*notified_cb)(struct client_door *d, struct proto_envelope *env, struct ucm_error *e);
     void (*closed_cb)(
         struct client_door *d); /* the client is being freed: closes the door, frees the object */
@@ -262,7 +262,7 @@ enum client_link {
     LINK_UP,
 };
 
-/* The user sees numbers of the library's own: after a restart the daemon may use its number again,
+/* The user sees numbers of the library's own. After a restart the daemon may use its number again,
  * and an old lease must not end a new one. */
 struct client_lease {
     uint32_t number; /* 0: free */
@@ -272,7 +272,7 @@ struct client_lease {
 
 TAILQ_HEAD(client_tasks, ucm_task);
 
-/* spin.c: how long recent requests took. A waiter that knows about when its request ends spins
+/* spin.c: how long recent requests took. A waiter that can estimate when its request ends spins
  * around that time, since waking a sleeping thread takes as long as moving some MiB. */
 struct client_spin {
     int64_t key_ns; /* for each block, smoothed; 0: nothing measured yet */
@@ -326,7 +326,8 @@ struct ucm_client {
     uint32_t next_msgid;
     LIST_HEAD(client_bucket, client_call) calls[CLIENT_BUCKETS];
     struct client_calls waiting;
-    unsigned n_orphans, n_told; /* given up calls, and told ones, in that table: see request.c */
+    unsigned n_orphans, n_told; /* in that table: calls that were given up, and those whose answers
+                                 * nobody waits for; see request.c */
     struct proto_buf followups; /* encoded; never sent in part */
 
     struct client_handles handles; /* each namespace before its regions */
@@ -343,8 +344,8 @@ struct ucm_client {
         uint8_t nonce[UCM_NONCE_BYTES];
         int64_t nonce_ns; /* when it was asked for; 0: there is none */
     } prover;
-    /* What each thread does that has waited or leaves, and holds no token; it may drop the lock.
-     * NULL: nothing. */
+    /* A thread calls it after it waited, and before it leaves, if it holds no token. It may drop
+     * the lock. NULL: nothing to do. */
     void (*rest_cb)(struct ucm_client *c);
     struct client_tasks tasks;
     struct client_doors doors;
@@ -360,8 +361,8 @@ struct ucm_client {
     struct client_spin spin[3]; /* of loads, of dumps, of gathers */
 };
 
-/* enter.c: every API function begins with enter, which locks and counts the caller, and ends with
- * leave, which passes the reader's role on, sends followups, unlocks and returns `status`. */
+/* enter.c: every API function begins with enter and ends with leave. enter locks and counts the
+ * caller. leave passes the reader's role on, sends followups, unlocks and returns `status`. */
 int client_enter(struct ucm_client *c);
 int client_leave(struct ucm_client *c, int status);
 
@@ -384,14 +385,15 @@ void client_fork_forget(struct ucm_client *c);
 
 /* break.c: how a connection ends. */
 /* Breaks the connection. Every call under way ends with status and text, now or when copy agents
- * have ended (LINK_BREAKING). Does nothing when the link is broken already. */
+ * have ended (LINK_BREAKING). Does nothing if the link is broken already. */
 void client_link_break(struct ucm_client *c, int status, const char *text);
-/* Completes a break if copy agents have ended, or had their time; else ucm_fd becomes readable when
- * it is worth another look. Never blocks. */
+/* Completes a break if copy agents have ended, or their time is over. Otherwise ucm_fd becomes
+ * readable when it is time for another look. Never blocks. */
 void client_link_try_settle(struct ucm_client *c);
 /* Closes the socket of a broken link when nobody uses it any more. */
 void client_link_reap(struct ucm_client *c);
-/* Closes what came and nobody took. The caller holds the reader's token, or nobody does. */
+/* Closes descriptors that came and that nobody took. The caller holds the reader's token, or nobody
+ * does. */
 void client_fds_close(struct ucm_client *c);
 void client_close_descriptors(struct ucm_client *c);
 static inline bool client_link_live(const struct ucm_client *c)
@@ -439,14 +441,14 @@ int client_undo_cb(struct client_call *call, const union proto_any *m);
 int client_call_orphan(struct client_call *call, const struct client_request *q);
 /* method: CANCEL, RELEASE, REGION_UNREGISTER, RING_UNREGISTER, SEQUENCE_CLOSE or MAPPING_CLOSE. */
 void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id);
-/* The same of any method without an answer that matters. */
+/* The same for any method whose answer does not matter. */
 void client_followup_params(struct ucm_client *c, enum ucm_method method, const void *params);
 void client_followup_flush(struct ucm_client *c);
 
 /* exchange.c: a request and its answer. */
 
 /* From client_begin to the answer, on as many links as it takes. Inits and closes the call. When
- * the deadline passes, the library drops the answer, and undoes what it would leave behind in the
+ * the deadline passes, the library drops the answer, and undoes what the request left in the
  * daemon. */
 int client_exchange(struct client_call *call, struct ucm_client *c, client_take_cb take_cb,
                     const struct client_request *q, int64_t deadline_ns);
@@ -474,7 +476,7 @@ void client_task_free_all(struct ucm_client *c);
 int client_task_start(const struct client_request *q, const struct ucm_namespace *ns,
                       struct proto_bin *keys, const struct ucm_transfer *t, int timeout_ms,
                       struct ucm_task **out);
-/* What a task holds that is not of keys alone. free_cb also runs when the task was not sent. */
+/* What a task holds if it is not by keys alone. free_cb also runs when the task was not sent. */
 struct client_task_kind {
     int (*begin_cb)(void *of, const struct client_request *q,
                     int64_t deadline_ns); /* as client_begin */

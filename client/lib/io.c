@@ -186,8 +186,8 @@ struct arrival {
     bool fds_lost;
 };
 
-/* How much to read: with descriptors at hand only up to the end of their frame, or the next one's
- * would mix with them. */
+/* How much to read. If descriptors have come, it stops at the end of their frame, since the next
+ * frame's would mix with them. */
 static size_t in_wanted(const struct ucm_client *c)
 {
     size_t have = c->in.end - c->in.begin, space = c->in.cap - c->in.end;
@@ -218,8 +218,8 @@ static void receive(struct ucm_client *c, struct arrival *a)
     if (a->got < 0)
         return;
     a->fds_lost = m.msg_flags & MSG_CTRUNC;
-    /* The control buffer has room for UCM_MAX_FRAME_FDS in one header; nothing else is asked
-     * for. */
+    /* The control buffer has room for UCM_MAX_FRAME_FDS in one header. The library asks for no
+     * other control messages. */
     for (struct cmsghdr *h = CMSG_FIRSTHDR(&m); h; h = CMSG_NXTHDR(&m, h)) {
         if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS)
             continue;
@@ -441,7 +441,7 @@ int client_send(struct ucm_client *c, const int *fds, uint32_t n_fds, int64_t de
                 continue;
             if (sent == 0)
                 return client_fail(UCM_EDEADLINE, "ucmd did not read the request in time");
-            /* The daemon would take the next frame for the rest of this one. */
+            /* Otherwise the daemon would take the next frame for the rest of this one. */
             client_link_break(c, UCM_EDISCONNECTED, "a deadline passed in the middle of a request");
         } else if (errno == ETOOMANYREFS) {
             return client_fail(UCM_EBUSY, "too many descriptors of this user are on their way");

@@ -1,6 +1,6 @@
 /* Chained block keys, hashed by libcrypto. The original connector computes its keys in Python, as
- * MD5 over a string and a pickle: so this hashes the bytes of CPython's pickle.dumps(x, protocol=5)
- * for a str and for (bytes, tuple of ints), with frames and memo opcodes. */
+ * MD5 over a string and a pickle. So this hashes the bytes of CPython's pickle.dumps(x,
+ * protocol=5), with frames and memo opcodes. x is a str, or (bytes, tuple of ints). */
 #include "client/lib/internal.h"
 
 #include <openssl/err.h>
@@ -212,7 +212,7 @@ static int hasher_open(struct hasher **out, const char *algorithm)
 
     if (!h)
         return client_fail(UCM_ENOMEMORY, "no memory for the keys");
-    ERR_set_mark(); /* the caller's errors stay */
+    ERR_set_mark(); /* the caller's errors stay as they are */
     h->md = EVP_MD_fetch(NULL, algorithm, NULL);
     h->ctx = EVP_MD_CTX_new();
     h->failed = !h->md || !h->ctx;

@@ -81,7 +81,7 @@ static void not_opened(struct ucm_client *c, int status, const char *what, int e
 
 static void connect_failed(struct ucm_client *c, int error)
 {
-    /* Later on it may be a daemon that has bound its socket and not set the mode yet. */
+    /* On a later try it may be a daemon that has bound its socket and not set the mode yet. */
     if ((error == EACCES || error == EPERM) && c->connection_epoch == 0)
         not_opened(c, UCM_EDENIED, "this user may not connect to", error);
     else if (error == EAGAIN)

@@ -66,8 +66,8 @@ int client_keys_check(const struct ucm_client *c, const struct ucm_namespace *ns
     return 0;
 }
 
-/* How long the daemon may wait for the shared tier: at most half of the caller's time, since an
- * answer that comes too late does not even report local hits. */
+/* How long the daemon may wait for the shared tier: at most half of the caller's time. An answer
+ * that comes too late does not even report local hits. */
 static uint64_t lookup_wait_ms(const struct ucm_lookup *asked, int64_t deadline_ns)
 {
     int64_t half_ms = (deadline_ns - client_now_ns()) / 2000000;
@@ -176,8 +176,8 @@ int ucm_release(struct ucm_client *c, uint32_t lease, int timeout_ms)
     return client_leave(c, release(c, lease, client_deadline(c, timeout_ms)));
 }
 
-/* A followup leaves on the way out, or with a later call if the socket is full; one that is lost
- * runs out. */
+/* A followup leaves on the way out, or with a later call if the socket is full. If it is lost, the
+ * lease runs out. */
 int ucm_release_soon(struct ucm_client *c, uint32_t lease)
 {
     uint32_t wire;

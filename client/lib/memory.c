@@ -10,8 +10,8 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* All pages in one go: the daemon accepts no memory whose pages would be allocated when it touches
- * them. Before Linux 5.14 the file is asked for them. */
+/* Allocates all pages in one call: the daemon accepts no memory whose pages would be allocated when
+ * it touches them. Before Linux 5.14 the file allocates them. */
 static int populate(int fd, void *p, size_t bytes)
 {
     int r = madvise(p, bytes, MADV_POPULATE_WRITE);

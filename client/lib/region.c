@@ -77,8 +77,8 @@ static int region_prove_cb(struct client_handle *h, const uint8_t *nonce)
     return 0;
 }
 
-/* The handle begins with the lowest plane: what lies before may be others' of this process, and
- * must not be written to. */
+/* The handle begins with the lowest plane. Memory before it may belong to other code of this
+ * process, and must not be written to. */
 static uint64_t lowest_plane(const struct ucm_region *region, uint32_t memory, uint64_t bytes)
 {
     uint64_t lowest = UINT64_MAX;
@@ -237,14 +237,14 @@ int ucm_region_register(struct ucm_namespace *ns, const struct ucm_region_spec *
     return client_leave(c, r);
 }
 
-/* The region is unlisted: a reconnect does not register it, and ends the meaning of its id. */
+/* The region is unlisted: a reconnect does not register it, and its id is then meaningless. */
 static int unregister(struct ucm_region *region, int64_t deadline_ns)
 {
     struct client_handle *h = &region->handle;
     struct ucm_client *c = h->client;
     int r;
 
-    /* A reconnect has sent it again: the answer will bring an id that must be unregistered. */
+    /* A reconnect has sent it again, so the answer will bring an id that must be unregistered. */
     if (h->state == HANDLE_PENDING && client_handle_wait(h, deadline_ns) != 0)
         return client_fail(UCM_EDEADLINE, "ucmd did not answer region.register in time");
     client_handle_unlist(h);

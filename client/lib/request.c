@@ -77,8 +77,8 @@ static void orphan_done_cb(struct client_call *call)
     free(call);
 }
 
-/* Takes the place of a call that was given up in the table, to undo what its late answer brings.
- * Lookups and sequences leave places to registrations. */
+/* Takes the place in the table of a call that was given up, to undo what its late answer brings.
+ * Lookups and sequences leave some places to registrations. */
 static bool orphan_new(const struct client_call *call, bool registers)
 {
     struct ucm_client *c = call->client;
@@ -109,8 +109,8 @@ int client_call_orphan(struct client_call *call, const struct client_request *q)
                        q->name ? q->name : proto_methods[q->method].name.p);
 }
 
-/* A cancel may be lost, and a lease or a sequence runs out; a registration or a mapping would
- * stay. */
+/* A cancel may be lost, and a lease or a sequence runs out by itself. A registration or a mapping
+ * would stay. */
 void client_followup_params(struct ucm_client *c, enum ucm_method method, const void *params)
 {
     struct ucm_error e;
@@ -150,8 +150,8 @@ void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id)
     client_followup_params(c, method, &params);
 }
 
-/* Runs on the way out of other calls, so it never blocks and leaves ucm_errmsg alone. What finds no
- * space in the socket leaves with a later call. */
+/* Runs on the way out of other calls, so it never blocks and leaves ucm_errmsg alone. What does not
+ * fit into the socket leaves with a later call. */
 void client_followup_flush(struct ucm_client *c)
 {
     ssize_t n;

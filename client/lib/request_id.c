@@ -1,5 +1,5 @@
-/* The id belongs to the thread, so every call has one without an argument for it. It does not
- * belong to the client: threads share clients. */
+/* The id belongs to the thread, so calls need no argument for it. It does not belong to the client,
+ * because threads share clients. */
 #include "client/lib/internal.h"
 
 #include <string.h>

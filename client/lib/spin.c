@@ -3,8 +3,8 @@
 #define LONGEST_NS 1000000 /* longer waits sleep all the time */
 #define BEFORE_NS 100000   /* the spin begins this long before the expected end ... */
 #define AFTER_NS 60000     /* ... and ends this long after it */
-/* Before the spin a wait sleeps in naps: a processor that idles longer sleeps deeper, or a
- * hypervisor gives it away; waking it then takes up to 0.15 ms. */
+/* Before the spin a wait sleeps in naps. A processor that idles longer sleeps deeper, or a
+ * hypervisor gives it away. Waking it then takes up to 0.15 ms. */
 #define NAP_NS 100000
 
 void client_spin_learn(struct client_spin *s, uint32_t n_keys, int64_t took_ns)

@@ -91,8 +91,8 @@ void client_task_free_all(struct ucm_client *c)
     }
 }
 
-/* load: NULL, or the parameters, whose lease is looked up when the connection is there: a new one
- * ends all leases. */
+/* load: NULL, or the parameters. Their lease is looked up when the connection is there, since a new
+ * connection ends all leases. */
 static int task_send(struct ucm_task *task, const struct client_request *q, struct msg_load *load,
                      uint32_t lease, int64_t deadline_ns)
 {

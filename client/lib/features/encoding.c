@@ -46,8 +46,8 @@ static void form_copy(struct client_encoding *e, const struct ucm_encoded_form *
     };
 }
 
-/* A namespace like the base, whose strings and numbers it borrows: the handle references the
- * base. */
+/* A namespace like the base. It borrows the base's strings and numbers, so the handle references
+ * the base. */
 static struct ucm_namespace *encoded_new(struct ucm_namespace *base,
                                          const struct ucm_encoded_form *form, uint32_t version)
 {

@@ -1,4 +1,4 @@
-/* From the public description of an encoding to that of kernels/encoding: for libucmclient and
+/* Converts the public description of an encoding to that of kernels/encoding, for libucmclient and
  * libucmclient_cuda. */
 #ifndef UCM_CLIENT_FEATURES_ENCODING_SPEC_H
 #define UCM_CLIENT_FEATURES_ENCODING_SPEC_H

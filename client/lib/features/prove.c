@@ -1,18 +1,18 @@
-/* Registering memory by CUDA IPC handle. The daemon gives a nonce, the user's callbacks write it
- * over the memory's first bytes, and the register is sent; when that is answered, they put the
- * bytes back.
+/* Registering memory by CUDA IPC handle. The daemon gives a nonce, and the user's callbacks write
+ * it over the memory's first bytes. Then the library sends the register. When that is answered, the
+ * callbacks put the bytes back.
  *
- * A client proves for one handle at a time, as it has one nonce. Regions of several clients may
- * share memory, so one client of the process does at a time, too. Each step is done by whichever
- * thread is there, so a short deadline loses nothing. Callbacks run without the lock, as a thread
- * that forks takes it and may have what they need (Python's). */
+ * A client has one nonce, so it proves for one handle at a time. Regions of several clients may
+ * share memory, so only one client of the process proves at a time. Whichever thread is there does
+ * the next step, so a short deadline loses nothing. Callbacks run without the lock: a thread that
+ * forks takes the lock, and may hold what they need (Python's lock). */
 #include "client/lib/internal.h"
 
 #include <string.h>
 
-/* A nonce that was asked for longer ago is not used: ucmd forgets it after 10 s. */
+/* A nonce that was asked for longer ago is not used, since ucmd forgets it after 10 s. */
 #define FRESH_NS INT64_C(5000000000)
-/* After that others don't wait any more for a client that nobody calls. */
+/* After that others no longer wait for a client that nobody calls. */
 #define CLAIM_NS INT64_C(20000000000)
 #define LOOK_NS 1000000
 
@@ -140,7 +140,7 @@ static void prover_end(struct ucm_client *c)
     client_handle_unref(h);
 }
 
-/* Puts back what an ended registration has written. */
+/* Puts back the bytes that an ended registration has overwritten. */
 static void prove_rest_cb(struct ucm_client *c)
 {
     if (!c->prover.handle || !c->prover.over || c->prover.calls)
@@ -189,7 +189,7 @@ int client_prove_turn(struct ucm_client *c, int64_t deadline_ns)
     return 0;
 }
 
-/* Both: the writer's token is held, and given back. */
+/* For both, the caller holds the writer's token, and they give it back. */
 static int nonce_ask(struct ucm_client *c, int64_t deadline_ns)
 {
     int r;

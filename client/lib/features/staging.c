@@ -15,8 +15,8 @@ struct ucm_ring_registration {
     uint32_t id; /* 0: the daemon does not know it, or not any more */
 };
 
-/* A handle for as long as it is registered: with it, the ring's memory is proven as a region's
- * is. */
+/* A handle for as long as the ring is registered. With it the library proves the ring's memory as a
+ * region's. */
 struct ring_request {
     struct client_handle handle; /* frees this */
     struct ucm_ring_registration *ring;
@@ -44,7 +44,7 @@ static struct ucm_ring_registration *ring_of(struct client_door *d)
                                             offsetof(struct ucm_ring_registration, door));
 }
 
-/* Lets no order begin any more. */
+/* From now on no order begins. */
 static bool ring_settled_cb(struct client_door *d)
 {
     struct ucm_ring_registration *ring = ring_of(d);
@@ -95,7 +95,7 @@ static int ring_new(struct ucm_client *c, struct ucm_ring_registration **out, in
     return 0;
 }
 
-/* fd is the request's from now on. */
+/* From now on the request owns fd. */
 static int ring_send(struct ucm_ring_registration *ring, const struct ucm_ring_spec *spec, int fd,
                      int64_t deadline_ns)
 {

@@ -1,4 +1,4 @@
-/* Gathers into a pool's entries, of blocks that keys or a sequence name. */
+/* Gathers into a pool's entries, from blocks that keys or a sequence name. */
 #include "client/lib/sparse/internal.h"
 
 _Static_assert(sizeof(struct ucm_gather_item) == UCM_GATHER_ITEM_BYTES &&

@@ -14,7 +14,7 @@ struct client_summary {
 
 /* ---- sequences: sequence.c ---- */
 
-/* Sequences are no handles: appending a million keys again would hold up every call after a
+/* Sequences are no handles, since appending a million keys again would delay every call after a
  * reconnect. The first call that names a sequence opens it again. */
 struct ucm_sequence {
     struct client_door door;
@@ -32,26 +32,26 @@ struct ucm_sequence {
     uint32_t n_blocks, room;
 };
 
-/* As client_begin of `h`, or NULL; and the daemon of the present connection knows all of the
- * sequences, each by its id. They are of one client. May return CLIENT_AGAIN. */
+/* As client_begin of `h`, which may be NULL. Afterwards the daemon of the present connection knows
+ * all of the sequences, each by its id. They are of one client. May return CLIENT_AGAIN. */
 int client_sequences_begin(struct ucm_sequence *const *sequences, uint32_t n,
                            struct client_handle *h, int64_t deadline_ns);
-/* What a request tells the daemon, so that it stops in time for its answer and says what came too
- * late. asked_ms: less, or 0. */
+/* The timeout that a request tells the daemon. With it the daemon stops in time for its answer, and
+ * says what came too late. asked_ms: a shorter time, or 0. */
 uint64_t client_answer_ms(uint32_t asked_ms, int64_t deadline_ns);
 void client_sequence_ref(struct ucm_sequence *sequence);
 void client_sequence_unref(struct ucm_sequence *sequence);
 /* The daemon answered that it has no such sequence: the next call opens it again. */
 void client_sequence_forget(struct ucm_sequence *sequence);
-/* A task of n blocks of a sequence; sequence_id: the field that receives its id. */
+/* A task of n blocks of a sequence. sequence_id: the field that receives the sequence's id. */
 int client_sequence_task(struct ucm_sequence *sequence, uint64_t *sequence_id,
                          const struct client_request *q, uint32_t n, int64_t deadline_ns,
                          struct ucm_task **out);
 
 /* ---- memory of the daemon: map.c ---- */
 
-/* Maps a descriptor that the daemon sent, read-only, after it has checked that reading there can't
- * kill this process. what: "a mapping". 0 or -code with *e. Without the lock. */
+/* Maps a descriptor that the daemon sent, read-only. First it checks that reading there can't kill
+ * this process. what: "a mapping". 0 or -code with *e. Without the lock. */
 int client_memory_map(int fd, uint64_t bytes, const char *what, void **out, struct ucm_error *e);
 
 /* ---- mappings: mapping.c, mapping_ref.c, mapping_ranges.c ---- */
@@ -64,14 +64,14 @@ struct client_range {
     uint64_t opened;
 };
 
-/* What an opening of a mapping says, checked. */
+/* What the answer to an opening of a mapping says, checked. */
 struct client_geometry {
     uint64_t slab_bytes, slot_bytes, part_bytes;
     uint32_t slabs, slots; /* slots of a slab */
     uint64_t budget;
 };
 
-/* The daemon's memory as this process maps it. Readers take `lock` alone, so a call that has it
+/* The daemon's memory as this process maps it. Readers take only `lock`, so a call that takes it
  * waits only for their copies. Changes also need the client's lock. */
 struct client_maps {
     pthread_rwlock_t lock;
@@ -85,15 +85,14 @@ struct client_maps {
 
 int client_maps_init(struct client_maps *m);
 void client_maps_free(struct client_maps *m); /* unmaps all */
-/* A new opening: maps the table. fd stays the caller's. 0 or -code with *e: what the daemon sent
- * does not fit, or there is no memory. */
+/* For a new opening, maps the table. fd stays the caller's. 0, or -code with *e: what the daemon
+ * sent does not fit, or memory ran out. */
 int client_maps_open(struct client_maps *m, uint64_t opened, const struct client_geometry *g,
                      int fd, struct ucm_error *e);
 /* Maps a slab of the present opening, which must not be mapped. */
 int client_maps_add(struct client_maps *m, uint32_t slab, int fd, struct ucm_error *e);
 bool client_maps_has(const struct client_maps *m, uint32_t slab);
-/* No place is worth anything any more. keep: the ranges stay until each is released; else they go
- * now. */
+/* All places become invalid. keep: the ranges stay until each is released; else they go now. */
 void client_maps_end(struct client_maps *m, bool keep);
 /* Unmaps a slab of the present opening. */
 void client_maps_remove(struct client_maps *m, uint32_t slab);
@@ -119,14 +118,14 @@ struct ucm_mapping {
 
 /* The daemon of the present connection knows it. */
 bool client_mapping_known(const struct ucm_mapping *w);
-/* Nothing that the daemon said of it is worth anything any more. */
+/* Forgets all that the daemon said of it. */
 void client_mapping_abandon(struct ucm_mapping *w);
 /* One try to open it at the daemon; CLIENT_AGAIN as client_request_wait. */
 int client_mapping_send_open(struct ucm_mapping *w, int64_t deadline_ns);
 /* Whether n descriptors came with the answer. 0 or -code with call->error. */
 int client_mapping_fds_check(struct client_call *call, uint32_t n);
-/* 0: the caller has entered the client and has its turn, until client_mapping_leave, which returns
- * the status. */
+/* 0: the caller has entered the client, and the mapping is its own until client_mapping_leave,
+ * which returns the status. */
 int client_mapping_enter(struct ucm_mapping *w, int timeout_ms, int64_t *deadline_ns);
 int client_mapping_leave(struct ucm_mapping *w, int status);
 

@@ -80,7 +80,7 @@ int ucm_sparse_summary_bytes(const struct ucm_sparse_summary *summary, uint64_t 
     return r;
 }
 
-/* Do n pieces of `bytes`, `stride` apart, lie within `whole`? */
+/* Whether n pieces of `bytes`, `stride` apart, lie within `whole`. */
 static int array_check(const char *what, size_t whole, size_t bytes, size_t stride, uint32_t n)
 {
     if (n > 1 && stride < bytes)

@@ -1,5 +1,5 @@
 /* Lookup tables: opening them, and looking keys up there. Nothing that the daemon writes leads a
- * reader out of the mapping: proto/memory/lookup_table.h. */
+ * reader out of the mapping; proto/memory/lookup_table.h says why. */
 #include "client/lib/sparse/internal.h"
 
 #include "proto/memory/lookup_table.h"
@@ -15,18 +15,18 @@
 /* What a namespace's handle has of it: client_handle.ext. */
 struct client_lookup_table {
     struct client_door door;
-    /* Readers only try it: while another table is mapped, none can be read. */
+    /* Readers only try to take it. While another table is being mapped, none can be read. */
     pthread_rwlock_t lock;
     _Atomic bool usable; /* its connection lives */
     void *p;             /* NULL: none is mapped */
     uint64_t bytes;
     struct ucm_lookup_table_view view;
-    /* The clock of this process less the daemon's beat, when the table was mapped. */
+    /* The clock of this process minus the daemon's beat, when the table was mapped. */
     uint64_t behind_ms;
     bool shared;
 };
 
-/* Both processes' CLOCK_MONOTONIC goes on alike, though a container may shift it. */
+/* Both processes' CLOCK_MONOTONIC runs at one speed, though a container may shift it. */
 static uint64_t clock_ms(void)
 {
     struct timespec t;
@@ -209,7 +209,7 @@ static bool complete(const struct client_lookup_table *h)
     return atomic_load_explicit(&h->view.header->left_out, memory_order_acquire) == 0;
 }
 
-/* Those that are not found yet, up to the first gap if `stop`. */
+/* Looks up those that are not found yet, up to the first gap if `stop`. */
 static void chunk_find_base(const struct client_lookup_table *base, const uint8_t *keys, uint32_t n,
                             bool stop, uint8_t *found)
 {
@@ -222,7 +222,7 @@ static void chunk_find_base(const struct client_lookup_table *base, const uint8_
     }
 }
 
-/* Adds up found[n] in the 16 bits of each tier, which CHUNK does not fill. */
+/* Adds up found[n] in 16 bits for each tier; CHUNK keys do not overflow them. */
 static void count(const uint8_t *found, uint32_t n, struct ucm_lookup_table_hits *out)
 {
     uint64_t sums = 0;
@@ -234,7 +234,8 @@ static void count(const uint8_t *found, uint32_t n, struct ucm_lookup_table_hits
     out->on_shared += (uint32_t)(sums >> 16 * UCM_FOUND_SHARED);
 }
 
-/* each: `found` has room for all keys; else for a chunk, and the search ends at the first gap. */
+/* each: `found` has room for all keys. Otherwise it has room for a chunk, and the search ends at
+ * the first gap. */
 static void find(const struct client_lookup_table *h, const struct client_lookup_table *base,
                  const uint8_t *keys, uint32_t n_keys, bool each, uint8_t *found,
                  struct ucm_lookup_table_hits *out)
@@ -246,7 +247,7 @@ static void find(const struct client_lookup_table *h, const struct client_lookup
         const uint8_t *at = keys + (size_t)i * h->view.key_bytes, *end;
         uint8_t *to = each ? found + i : found;
 
-        /* What is not in the table may still be in the base's, and so may what is after it. */
+        /* A key that is not in the table may still be in the base's, and so may keys after it. */
         ucm_lookup_table_find_many(&h->view, at, n, !each && !base, to);
         if (base)
             chunk_find_base(base, at, n, !each, to);

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
-/* A file that shrinks under a mapping, or a huge page that is not there, kills the reader. */
+/* If a file shrinks under a mapping, or a huge page is missing, the kernel kills the reader. */
 static int file_check(int fd, uint64_t bytes, const char *what, struct ucm_error *e)
 {
     struct statfs fs;
@@ -39,7 +39,7 @@ int client_memory_map(int fd, uint64_t bytes, const char *what, void **out, stru
     if (p == MAP_FAILED)
         return ucm_error_set(e, UCM_ENOMEMORY, "can't map %llu bytes of %s: %s",
                              (unsigned long long)bytes, what, strerror(errno));
-    /* A forked child would hold the memory after this process has died. */
+    /* Otherwise a forked child would hold the memory after this process has died. */
     if (madvise(p, bytes, MADV_DONTFORK) < 0) {
         munmap(p, bytes);
         return ucm_error_set(e, UCM_ENOMEMORY, "can't keep %s from children: %s", what,

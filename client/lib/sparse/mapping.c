@@ -28,7 +28,8 @@ static bool keeps(const struct ucm_mapping *w)
     return w->flags & UCM_MAPPING_ADDRESSES && !w->closed;
 }
 
-/* What the daemon referenced and granted is unknown, or the user has done: that mapping ends. */
+/* Ends the mapping at the daemon: the user is done with it, or it is unknown what the daemon
+ * referenced and granted. */
 void client_mapping_abandon(struct ucm_mapping *w)
 {
     if (client_mapping_known(w) && client_link_live(w->client))
@@ -295,13 +296,13 @@ int ucm_mapping_release(struct ucm_mapping *w, const void *address)
     slab = m->slab;
     if (present && slab == UCM_PLACE_NONE)
         return client_leave(c, client_fail(UCM_EINVALID, "the table is in use: close the mapping"));
-    /* A reference under way may count on it: its answer would name places in it. */
+    /* A reference under way may need it, since its answer would name places in it. */
     r = present ? mapping_turn(w, client_deadline(c, -1)) : 0;
     if (r)
         return client_leave(c, r);
     m = client_maps_find(&w->maps, address);
     if (m && (m->slab != slab || m->opened != opened))
-        m = NULL; /* it was released meanwhile, and that reference mapped another one there */
+        m = NULL; /* it was released meanwhile, and the reference mapped another range there */
     if (m && client_mapping_known(w) && opened == atomic_load(&w->maps.opened))
         slab_release(w, slab);
     if (m)

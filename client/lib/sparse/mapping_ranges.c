@@ -1,6 +1,6 @@
 /* What a mapping maps, and reading from it. Nothing that the daemon says or writes leads a reader
- * out of a range: each is checked before it is used, and every place against this process's own
- * copy of the sizes. */
+ * out of a range. Each range is checked before it is used, and every place against this process's
+ * own copy of the sizes. */
 #include "client/lib/sparse/internal.h"
 #include "proto/memory/mapping.h"
 
@@ -44,8 +44,8 @@ static void range_drop(struct client_maps *m, struct client_range *range)
 
 /* ---- the life of an opening ---- */
 
-/* By default readers that overlap keep a writer out for as long as they go on, and with it the
- * whole client. */
+/* By default, overlapping readers keep a writer out for as long as they go on, and the whole client
+ * waits with it. */
 int client_maps_init(struct client_maps *m)
 {
     pthread_rwlockattr_t attr;

@@ -1,4 +1,4 @@
-/* Shared mappings: references, and where what is referenced lies. */
+/* Shared mappings: references, and the places of referenced blocks. */
 #include "client/lib/sparse/internal.h"
 
 #include "proto/memory/mapping.h"
@@ -66,12 +66,13 @@ static int ref_take_cb(struct client_call *call, const union proto_any *any)
     ref->done = n;
     ref->sum.moved = (uint32_t)m->moved;
     ref->sum.read = (uint32_t)m->read;
-    /* With `more` set, the next answer counts the rest again. */
+    /* If `more` is set, the next answer counts the rest again. */
     ref->sum.missing = m->more ? 0 : (uint32_t)m->missing;
     return 0;
 }
 
-/* As client_begin: the daemon of the present connection knows the mapping and the sequence. */
+/* As client_begin. Afterwards the daemon of the present connection knows the mapping and the
+ * sequence. */
 static int mapping_begin(struct ucm_mapping *w, struct ucm_sequence *sequence, int64_t deadline_ns)
 {
     for (;;) {
@@ -120,8 +121,8 @@ static void referenced_add(struct ucm_mapping_referenced *sum,
     sum->missing += more->missing;
 }
 
-/* The daemon does not know the sequence any more, or if that was not it, the mapping. False: it
- * knew both. */
+/* The daemon no longer knows the sequence, or otherwise the mapping: forgets that one's id. False:
+ * it knew both. */
 static bool forget(struct ucm_mapping *w, struct ucm_sequence *sequence, uint32_t tries)
 {
     if (tries == 0)

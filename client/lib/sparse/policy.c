@@ -1,6 +1,6 @@
-/* Policies as text. A key is named once, in policy_table.c: reading, writing and the sentences that
- * refuse follow the table. Numbers are read and written by hand, since the locale of an engine's
- * process may have a comma where C has a point. */
+/* Policies as text. policy_table.c names each key once; reading, writing and the messages of errors
+ * follow the table. Numbers are read and written by hand, since the locale of an engine's process
+ * may have a comma where C has a point. */
 #include "client/lib/sparse/policy.h"
 
 #include <inttypes.h>
@@ -52,7 +52,7 @@ static size_t distance(struct word w, const char *name)
     return row[n];
 }
 
-/* Names, for a sentence: the nearest alone if one is near, else all. */
+/* Names, for a message: only the nearest if one is near, else all. */
 struct names {
     char all[400];
     const char *near;
@@ -357,8 +357,8 @@ static struct word cut(const char **text, char until)
     return w;
 }
 
-/* One pass over "key=value,...": the first sets `summary` only, for the others' defaults depend on
- * it. */
+/* One pass over "key=value,...". The first sets `summary` only, since the others' defaults depend
+ * on it. */
 static int read_keys(struct ucm_policy *p, const char *text, bool summary)
 {
     bool ratio = false, tokens = false;
@@ -421,8 +421,8 @@ static int apply(struct ucm_policy *p, const char *keys)
     return r ? r : read_keys(p, keys, false);
 }
 
-/* The tables are right, which tests/unit/client/test_client_policy.c checks; so nothing is refused
- * here. */
+/* tests/unit/client/test_client_policy.c checks that the tables are right, so this refuses
+ * nothing. */
 static void preset_policy(const struct policy_preset *preset, struct ucm_policy *out)
 {
     memset(out, 0, sizeof *out);

@@ -19,7 +19,7 @@ static uint32_t keep_pairs(uint32_t pairs, double share, uint8_t keep[64])
     return (pairs + 7) / 8;
 }
 
-/* MLA's rotated channels get bits in proportion, and at least one. */
+/* MLA's rotated channels get their share of the bits, and at least one. */
 static uint32_t rope_bits(const struct ucm_policy *p, const struct ucm_sparse_shape *shape)
 {
     uint32_t bits = p->rope_bits;
@@ -130,7 +130,7 @@ static uint32_t larger(uint32_t blocks, uint32_t tokens, uint32_t block_tokens)
     return blocks > other ? blocks : other;
 }
 
-/* The budget's rule, for a policy with a budget; least: in blocks. 0 or -UCM_EINVALID. */
+/* The budget's rule, for a policy with a budget. least: in blocks. 0 or -UCM_EINVALID. */
 static int budget_rule(const struct ucm_policy *p, const struct ucm_policy_budget *budget,
                        struct ucm_budget_rule *out)
 {
@@ -217,7 +217,7 @@ int ucm_policy_choose(const struct ucm_policy *policy, uint32_t block_tokens, ui
         .beta_m = 1, /* scores are logarithms of mass where it counts */
     };
     if (policy->choice >=
-        UCM_SPARSE_CHOICE_PSA) { /* the order of all; rounds take the first of it */
+        UCM_SPARSE_CHOICE_PSA) { /* it orders all blocks; rounds take the first of them */
         c.sparse_ratio = 1;
         c.topk_tokens = 0;
     }

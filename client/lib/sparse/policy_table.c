@@ -1,5 +1,6 @@
-/* The keys and the presets of policies. Each number has its source next to it. docs/sparse.md says
- * what each preset is worth.
+/* The keys and the presets of policies. Comments say where numbers come from. ESA, GSA and KVStar
+ * are algorithms of UCM (unified-cache-management, ucm/sparse), PSA is arXiv 2503.00392.
+ * docs/sparse.md says what each preset is worth.
  *
  * A preset is a text of keys that differ from their defaults here, as a user's text is. */
 #include "client/lib/sparse/policy.h"
@@ -37,8 +38,8 @@ static const char *const choices[] = {"topk", "mass", "psa", "estimated", "certi
     }
 
 const struct policy_key policy_keys[] = {
-    /* `tokens` with rest and softmax cover the most mass for their bytes, and
-     * estimate it: 4 of them 0.988 of an oracle's. 8 of them find answers at 32k that 4 lose. */
+    /* `tokens` with rest and softmax cover the most mass for their bytes, and estimate it. 4 of
+     * them cover 0.988 of what an oracle covers. 8 find answers at 32k that 4 lose. */
     NAME(summary, "tokens", summaries, "method of the summary; sets the method's usual parameters"),
     NAME(kind, "mean", kinds, "which mean", .summaries = SUMMARY(MEAN)),
     COUNT(run, "4", 1, 1024, "tokens of a mean", .summaries = SUMMARY(SUBMEAN)),
@@ -59,7 +60,7 @@ const struct policy_key policy_keys[] = {
     COUNT(rows, "1", 1, 64, "queries of so many last steps vote"),
     REAL(beta, "0", 1000, "what softmax scales scores by; 0: as the model does"),
     NAME(choice, "topk", choices, "how many blocks: a number, or a rule that stops"),
-    /* ESA's four (seed 001, 5.1). */
+    /* sparse_ratio, min_blocks, sink_blocks and recent_blocks are the defaults of UCM's ESA. */
     REAL(sparse_ratio, "0.3", 1, "of the blocks", .choices = CHOICE(TOPK)),
     COUNT(min_blocks, "4", 0, BLOCKS, "at least so many are attended"),
     COUNT(min_tokens, "0", 0, TOKENS, "the same in tokens; the larger counts"),
@@ -70,19 +71,19 @@ const struct policy_key policy_keys[] = {
     COUNT(topk_tokens, "0", 0, TOKENS, "in place of sparse_ratio, if not 0",
           .choices = CHOICE(TOPK)),
     COUNT(limit, "0", 0, BLOCKS, "at most so many are attended; 0: no limit"),
-    /* Seed 003, 3.1: "for example 95 %"; its figure 4 has rounds of 4. */
+    /* PSA's authors name 95 % as an example, and rounds of 4 blocks in another. */
     REAL(eps, "0.95", 1, "share of the attention to cover", .choices = CHOICE(MASS) | ROUNDS),
     COUNT(microbatch, "4", 1, BLOCKS, "blocks of a round", .choices = ROUNDS),
-    /* Seed 001, 7.2: best above 4K. */
+    /* UCM recommends ESA for contexts above 4K. */
     COUNT(dense_below, "4096", 0, UINT32_MAX, "tokens: shorter sequences are dense"),
-    /* None: dense first layers gained nothing (KL 0.0153 in place of 0.0158 at 1/8), and one of 32
-     * takes as much memory as 1/32 of all layers. */
+    /* None. Dense first layers gained nothing: KL 0.0153 in place of 0.0158 at 1/8. One of 32
+     * layers takes as much memory as 1/32 of all layers. */
     COUNT(dense_first, "0", 0, UCM_SPARSE_LAYERS_MAX, "first layers that are dense"),
     COUNT(dense_last, "0", 0, UCM_SPARSE_LAYERS_MAX, "last layers that are dense"),
     COUNT(reuse, "1", 1, UCM_SPARSE_LAYERS_MAX, "layers that share a choice"),
     COUNT(retrieval_stride, "1", 1, 1024, "steps that share a choice"),
     COUNT(lag, "0", 0, 1024, "steps until a choice serves"),
-    /* With twice what a step needs 2 to 4 % of the accesses miss. */
+    /* With twice what a step needs, 2 to 4 % of the accesses miss. */
     REAL(entries, "2", 1024, "a request's floor in the pool, in steps' worth of blocks"),
     /* These five were measured on a decoder that recalls values, and on SmolLM2-135M with text. */
     REAL(goal, "0", 1, "share that budgets follow; 0: fixed top k", .choices = CHOICE(TOPK)),
@@ -106,25 +107,26 @@ const struct policy_preset policy_presets[] = {
     {"psa-certified",
      "PSA's rounds until the attended weight is certainly eps of all: attends nearly everything",
      "summary=box,choice=certified"},
-    /* Seed 003 (arXiv 2503.00392), algorithm 1; its metadata are means or boxes. */
+    /* PSA's algorithm 1; its metadata are means or boxes. */
     {"psa", "PSA as published: what is left weighs as much as the lightest attended block, each",
      "summary=box,choice=psa"},
-    /* Seed 001 and chapter 8: the mean of the keys, the sum over all heads, one list; the choice
-     * serves from the step after the one whose queries made it (8.3.1). */
+    /* As UCM has it: the mean of the keys, the sum over all heads, one list. A choice serves from
+     * the step after the one whose queries made it. */
     {"esa", "ESA: means, one list for all heads, 0.3 of the blocks, every 5 steps, a step late",
      "summary=mean,reduce=mean,heads=sum,retrieval_stride=5,lag=1"},
-    /* Chapter 9: minus the L2 distance, summed over the heads (9.2.1; here of squares), windows of
-     * 9.3; not the eviction of 9.4, which is no policy's: kernels/entries/entries.h. How many
-     * means a block has it doesn't say. The engine predicts (seed 000, 1.2): a step ahead. */
+    /* As UCM has it: minus the L2 distance, summed over the heads, and its windows. Here the
+     * distance is squared. Its eviction is not here, since kernels/entries/entries.h decides that
+     * for all policies. UCM does not say how many means a block has. Its prefetch engine predicts,
+     * so choices are made a step ahead. */
     {"gsa", "GSA: two means a block by distance, one list, 0.3 of the blocks, a step ahead",
      "summary=submean,run=8,metric=l2,reduce=mean,heads=sum,sink_blocks=4,recent_blocks=8,"
      "lag=1"},
-    /* Chapters 10 and 11.5.3; the windows count among the 4,096 tokens (10.3). It averages q over a
-     * group, so that opposed heads cancel: here the nearest head counts. */
+    /* As UCM has it: the windows count among the 4,096 tokens. UCM averages q over a group, so that
+     * opposed heads cancel. Here the nearest head counts. */
     {"gsa-device", "GSA on the device: hashes of all tokens, 4,096 tokens, 64 and 512 always",
      "summary=hash,reduce=max,topk_tokens=4096,sink_tokens=64,recent_tokens=512"},
-    /* Chapter 11.2.2. Its half of the channels, those with the largest mean |K|, differs from text
-     * to text; a summary that requests share has the slower half of the pairs. */
+    /* UCM keeps the half of the channels with the largest mean |K|, which differs from text to
+     * text. A summary that requests share keeps the slower half of the pairs instead. */
     {"kvstar", "KVStar as written: means of 4 tokens, 8 queries' softmax without 1 / sqrt(d)",
      "summary=submean,run=4,keep=0.5,rows=8,beta=1,sink_blocks=2,recent_blocks=4,"
      "retrieval_stride=8"},

@@ -113,7 +113,8 @@ int ucm_sparse_schedule_defaults(uint32_t layers, struct ucm_sparse_schedule *ou
     return out ? defaults(layers, 0, out) : client_fail(UCM_EINVALID, "out is NULL");
 }
 
-/* A name has the part in it, in any case; the first line that matches counts. */
+/* A line matches if the name contains its part, in upper or lower case. The first that matches
+ * counts. */
 static const struct model {
     const char *part;
     const char *refusal;
@@ -157,7 +158,7 @@ static bool has_part(const char *name, const char *part)
     return false;
 }
 
-/* What one version of a family does and the others don't. */
+/* What only one version of a family does. */
 static const char *version_refusal(const char *model)
 {
     if (has_part(model, "mistral-7b") && has_part(model, "v0.1"))

@@ -7,7 +7,7 @@
 
 #define FRAME_REST 512 /* of a frame, next to q, sequences and the lists */
 
-/* What one call works with. A piece is the rows of one request. */
+/* What one call works with. A piece has the rows of one request. */
 struct selection {
     struct client_call call;
     const struct ucm_sparse_select *s;
@@ -121,7 +121,7 @@ int ucm_sparse_room(const struct ucm_sparse_select *s, uint32_t *lists, uint32_t
 
 /* ---- pieces ---- */
 
-/* A piece of one row, whose answer would be too long if every block were chosen: its lists are
+/* For a piece of one row whose answer would be too long if every block were chosen. Its lists are
  * limited to what fits, if that suffices for the policy. */
 static int piece_limit(struct selection *sel, uint64_t room)
 {
@@ -139,7 +139,8 @@ static int piece_limit(struct selection *sel, uint64_t room)
     return 0;
 }
 
-/* The rows from `first` on whose queries fit into a frame, and whose answer does at its longest. */
+/* Takes as many rows from `first` on as fit: their queries into a frame, and their longest answer
+ * into another. */
 static int piece_cut(struct selection *sel)
 {
     const struct ucm_sparse_select *s = sel->s;
@@ -177,7 +178,7 @@ static bool list_fits(const uint32_t *index, uint32_t count, uint32_t n_blocks)
     return true;
 }
 
-/* Reads what may lie unaligned in the frame, after it was copied out. */
+/* Copies from the frame what may lie unaligned there. */
 static bool answer_fits(const struct selection *sel, const uint32_t *counts, const uint32_t *index)
 {
     uint32_t list = 0;

@@ -46,7 +46,8 @@ void client_sequence_forget(struct ucm_sequence *sequence)
     sequence->attempts = 0;
 }
 
-/* What the daemon appended is unknown: that sequence ends, and the next call opens another one. */
+/* It is unknown what the daemon appended. So that sequence ends, and the next call opens another
+ * one. */
 static void sequence_abandon(struct ucm_sequence *sequence)
 {
     if (sequence_known(sequence) && client_link_live(sequence->client))

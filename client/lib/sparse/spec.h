@@ -1,4 +1,5 @@
-/* From the public structs to those of kernels/sparse: for libucmclient and libucmclient_cuda. */
+/* Converts the public structs to those of kernels/sparse, for libucmclient and
+ * libucmclient_cuda. */
 #ifndef UCM_CLIENT_SPARSE_SPEC_H
 #define UCM_CLIENT_SPARSE_SPEC_H
 

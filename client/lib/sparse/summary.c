@@ -48,8 +48,8 @@ static void spec_to_wire(const struct ucm_sparse_summary *d, struct msg_summary_
     };
 }
 
-/* A namespace like the base, whose strings and numbers it borrows: the handle references the
- * base. */
+/* A namespace like the base. It borrows the base's strings and numbers, so the handle references
+ * the base. */
 static struct ucm_namespace *summaries_new(struct ucm_namespace *base,
                                            const struct ucm_sparse_summary *d, uint64_t bytes,
                                            bool build)
