@@ -1,5 +1,5 @@
-/* Two NUMA nodes where there may be one: a directory that stands for /sys, and memory that lies
- * where the test says. */
+/* Two NUMA nodes on a host that may have one: a directory that stands for /sys, and memory that
+ * lies where the test says. */
 #ifndef UCMD_TESTS_FAKE_NUMA_H
 #define UCMD_TESTS_FAKE_NUMA_H
 
@@ -23,7 +23,7 @@ static inline void fake_sys_make(void)
     cr_assert(mkdtemp(fake_sys));
 }
 
-/* path below the directory, whose own directories are made. */
+/* path: below the directory; its own directories are made. */
 static inline void fake_sys_write(const char *path, const char *text)
 {
     char full[320];
@@ -80,7 +80,7 @@ static inline int fake_where(const void *memory)
     return fake_memory.preferred == fake_memory.full ? fake_memory.instead : fake_memory.preferred;
 }
 
-/* Numbers as hosts have them that leave some out. */
+/* Node numbers with gaps, as some hosts have them. */
 #define NODE_A 0
 #define NODE_B 8
 

@@ -1,4 +1,4 @@
-/* A configuration in a directory of its own, for the tests of configurations. */
+/* A configuration in a directory of its own, for tests of configurations. */
 #ifndef TESTS_UNIT_CONFIG_RIG_H
 #define TESTS_UNIT_CONFIG_RIG_H
 

@@ -18,7 +18,7 @@ static void end(void)
 
 TestSuite(config, .init = begin, .fini = end);
 
-/* The text is refused in this line, and what it says has `says` in it. */
+/* The text is refused in this line, with a message that contains `says`. */
 static void refused(const char *text, unsigned line, const char *says)
 {
     char begin[80];
@@ -340,7 +340,7 @@ Test(config, keys_and_sections_set_twice)
             "section arena is there twice, in line 1 too");
 }
 
-/* The line of the mistake, not the one at which the parser gave up. */
+/* The message names the line of the mistake, not the one at which the parser gave up. */
 Test(config, the_line_of_an_open_quote_or_bracket_and_after_a_byte_order_mark)
 {
     refused("\xef\xbb\xbfsocket: /a\narena:\n  sise: 4GiB\n", 3, "did you mean");

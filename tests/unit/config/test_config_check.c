@@ -1,4 +1,4 @@
-/* What only the whole configuration shows: config_check. */
+/* config_check: mistakes that only the whole configuration shows. */
 #include "tests/unit/config/config_rig.h"
 
 TestSuite(config_check, .init = setup, .fini = teardown);
@@ -150,7 +150,7 @@ Test(config_check, room_for_the_nvme_files)
     set("nvme.size=16TiB");
     set("nvme.segment=1GiB");
     check_refused("--set: nvme.size: the file system of ", "lower nvme.size");
-    /* Two directories on one file system share its room. */
+    /* Two directories on one file system share its space. */
     snprintf(sub, sizeof(sub), "%s/sub", directory);
     cr_assert_eq(mkdir(sub, 0700), 0);
     snprintf(text, sizeof(text), "nvme.paths=%s,%s", directory, sub);

@@ -1,4 +1,4 @@
-/* Variables as keys, and what config.get lists of keys. */
+/* Environment variables as keys, and what config.get lists of keys. */
 #include "daemon/config/table.h"
 #include "tests/unit/config/config_rig.h"
 

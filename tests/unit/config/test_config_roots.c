@@ -131,7 +131,7 @@ Test(config_roots, roots_that_make_no_sense)
                 "--set: shared.timeout (20ms) is smaller than shared.lookup_timeout", "raise it");
 }
 
-/* What the start would refuse, the check refuses, and says where it was set. */
+/* The check refuses what the start would refuse, and says where it was set. */
 Test(config_roots, targets_and_words_that_no_start_takes)
 {
     static const struct {
@@ -228,7 +228,7 @@ Test(config_roots, a_mooncake_store_is_a_process)
     set_refused("shared.roots=mooncake://10.0.0.6", "", "mooncake://MASTER:PORT");
 }
 
-/* It is a process of ucmd's own, which lies next to the daemon, or where it is installed: here is
+/* The backend is a program of ucmd's, next to the daemon or where it is installed. Here there is
  * none. */
 Test(config_roots, an_nfs_server_is_a_process)
 {

@@ -1,5 +1,5 @@
 /* What the tests on the fake driver share: two GPUs, a worker's memory with its region, its staging
- * ring with or without a copy agent, and jobs. This process is the daemon; the copy agent is the
+ * ring, and jobs. The ring may have a copy agent. This process is the daemon. The copy agent is the
  * worker, whose pid may be a child's. The daemon's clock stands still: see fake_clock_pass. */
 #ifndef UCM_TESTS_CUDA_RIG_H
 #define UCM_TESTS_CUDA_RIG_H
@@ -60,7 +60,7 @@ static inline void memory_removed_cb(void *ctx, void *base, uint64_t bytes)
     removals++;
 }
 
-/* Gives the costs: what a busy host would measure is random. */
+/* Sets the costs, because a busy host would measure random ones. */
 static inline void calibration_write(void)
 {
     char path[160], text[COSTS_TEXT_BYTES];
@@ -185,7 +185,7 @@ struct proof_place {
     uint8_t kept[UCM_NONCE_BYTES];
 };
 
-/* The nonce of the next registrations. */
+/* The nonce for the next registrations. */
 static uint8_t nonce[UCM_NONCE_BYTES] = "a nonce of tests";
 static bool unproven; /* the worker writes none */
 
@@ -341,7 +341,7 @@ static inline int ring_open(struct worker_side *w, pid_t pid, struct ucm_error *
     return control(DEVICE_OPEN, NULL, &w->ring, e);
 }
 
-/* A ring that nobody serves. */
+/* A ring without a copy agent. */
 static inline void worker_ring(struct worker_side *w, pid_t pid, uint64_t entry_bytes,
                                uint32_t n_entries)
 {
@@ -455,8 +455,8 @@ static inline void copy_add(struct test_job *j, const struct worker_side *w, uin
         .slot = (uint64_t)(uintptr_t)slots + slot * w->slot_bytes, .block = block};
 }
 
-/* Every second block, each to the slot of its number: those of loads and of dumps are not the same,
- * so that both may be under way at once. */
+/* Every second block, each to the slot of its number. Loads and dumps have different blocks, so
+ * that both may be under way at once. */
 static inline uint32_t half_first(enum device_op op)
 {
     return op == DEVICE_LOAD;
@@ -501,7 +501,7 @@ static inline void copy_half_behind(struct test_job *j, struct worker_side *w, e
 
 /* ---- orders, as a copy agent sees them ---- */
 
-/* How many of this direction there are in this phase; -1: of any. */
+/* How many orders of this direction are in this phase; -1: of either. */
 static inline unsigned orders_in(const struct worker_side *w, enum ucm_staging_phase phase,
                                  int direction)
 {
@@ -521,7 +521,8 @@ static inline void orders_await(const struct worker_side *w, enum ucm_staging_ph
         uv_run(&loop, UV_RUN_NOWAIT);
 }
 
-/* Takes posted orders to `to`. Having seen the first of them revoked, the daemon may revoke the next itself. */
+/* Moves posted orders to `to`. When the daemon sees the first of them revoked, it may revoke the
+ * next itself. */
 static inline void orders_move(const struct worker_side *w, enum ucm_staging_phase to)
 {
     for (uint32_t i = 0; i < UCM_MAX_STAGING_ENTRIES; i++) {

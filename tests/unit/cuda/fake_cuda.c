@@ -344,7 +344,7 @@ CUresult fake_cuda_daemon_record(CUevent e, CUstream s)
     return CUDA_SUCCESS;
 }
 
-/* For what was recorded last, whatever is recorded later. */
+/* Waits for what was recorded last, whatever is recorded later. */
 CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags)
 {
     struct op *o = fake_op_new(0);

@@ -3,10 +3,9 @@
  *
  * Promises: each stream runs its work in order, on a thread of its own, after the delay of
  * fake_cuda_delay. Kernels read their items and planes only then, so a descriptor that is
- * overwritten too early shows. Kernels other than the copy kernel and
- * those of kernels/encoding and kernels/rope do nothing, but fake_cuda_launched tells that they were launched.
- * Freed memory that is open stays until it is closed.
- * Threads: any; install and fake_cuda_delay come first. */
+ * overwritten too early shows. Only the copy kernel and those of kernels/encoding and kernels/rope
+ * do anything. fake_cuda_launched tells that the others were launched. Freed memory that is open
+ * stays until it is closed. Threads: any; install and fake_cuda_delay come first. */
 #ifndef UCM_TESTS_FAKE_CUDA_H
 #define UCM_TESTS_FAKE_CUDA_H
 
@@ -39,7 +38,7 @@ void fake_clock_pass(unsigned ms);
 uint64_t fake_clock_ms(void);
 /* The copy agent's next n events can't be recorded. */
 void fake_cuda_fail_records(unsigned n);
-/* How many events waited at once on one of the daemon's streams, at most, since the last call. */
+/* The most events that waited at once on one of the daemon's streams since the last call. */
 unsigned fake_cuda_most_events(void);
 /* No stream can wait for a word; every stream is being captured. */
 void fake_cuda_refuse_waits(bool refuse);
@@ -50,25 +49,27 @@ void fake_cuda_event_signal(CUevent event, bool signalled);
 /* cuMemAlloc on that GPU. */
 CUdeviceptr fake_cuda_alloc(int ordinal, size_t bytes);
 void fake_cuda_uuid(int ordinal, uint8_t uuid[16]);
-/* Everything that happened on a stream happened before, everything that will happens after. Daemon
- * and copy agent order themselves by words that each has mapped for itself: ThreadSanitizer takes
- * these for different ones. */
+/* Orders all earlier work on streams before this call, and all later work after it. Daemon and copy
+ * agent order themselves by shared words. Each maps them for itself, so ThreadSanitizer takes them
+ * for different words. */
 void fake_cuda_fence(void);
-/* Whether a kernel of the copy agent's with that name was launched since this was asked last. */
+/* Whether a kernel of the copy agent's with that name was launched since the last call. */
 bool fake_cuda_launched(const char *name);
 /* Counts memory, streams and events that exist: 0 at the end of a test. */
 unsigned fake_cuda_left(void);
 unsigned fake_cuda_registered(void); /* ranges of host memory */
 void fake_cuda_refuse_registrations(bool refuse);
-/* Each registration waits for another one for 0.2 s. Whether two threads were in one at once. */
+/* Each registration waits up to 0.2 s for another one. The second function says whether two threads
+ * were in one at once. */
 void fake_cuda_register_together(void);
 bool fake_cuda_registered_together(void);
-/* A registration does not end before this is called with false. How many have begun so far. */
+/* A registration does not end before this is called with false. The second function says how many
+ * have begun. */
 void fake_cuda_hold_registrations(bool hold);
 unsigned fake_cuda_registrations(void);
 /* Where the memory of a handle begins; NULL: it is none, or is freed. */
 uint8_t *fake_cuda_memory_of(const uint8_t handle[64]);
-/* Memory's handles don't say how large it is, as those of an unknown driver. */
+/* Handles don't say how large their memory is, like those of an unknown driver. */
 void fake_cuda_handles_unlike(bool unlike);
 /* GPUs then have compute capability 9.0 and so many clusters at once; 0, at first: none. */
 void fake_cuda_clusters(int at_once);

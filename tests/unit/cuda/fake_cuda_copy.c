@@ -65,7 +65,7 @@ void fake_op_run(const struct op *o)
                    o->rows[i].width);
 }
 
-/* By enum ucm_copy_direction. */
+/* Indexed by enum ucm_copy_direction. */
 static const char coders[2];
 
 CUfunction fake_cuda_coder(const char *name)

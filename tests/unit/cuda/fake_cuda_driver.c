@@ -1,4 +1,4 @@
-/* The fake driver's memory, and what there is to say of devices and contexts. */
+/* The fake driver's memory, devices and contexts. */
 #include "tests/unit/cuda/fake_cuda.h"
 
 #include "daemon/cuda/api.h"
@@ -142,7 +142,8 @@ void fake_cuda_handles_unlike(bool unlike)
     atomic_store(&handles_unlike, unlike);
 }
 
-/* As handles of driver 580 have them: the size, and the 4 KiB pages of the block, where memory lies at offset 0. */
+/* Fields at the places where handles of driver 580 have them: the size, the block's 4 KiB pages,
+ * and the memory's offset in it, 0. */
 static void handle_sizes(uint8_t *handle, uint64_t size)
 {
     uint32_t pages = (uint32_t)((size + 4095) / 4096);

@@ -31,7 +31,7 @@ static inline void refused(int r, const char *part)
                        part);
 }
 
-/* The call is refused while one field of what it takes is another. */
+/* The call is refused while one field of its argument has another value. */
 #define REFUSED_WITH(good, field, value, call, part)                                               \
     do {                                                                                           \
         __typeof__(good) was = good;                                                               \

@@ -46,8 +46,8 @@ Test(busy, takes_two_slow_launches)
     cr_assert(!busy_due(&b, 5 * MS + BUSY_KEEP_NS - 1));
 }
 
-/* Short kernels of others wait for ours and don't hold them up: launches in time neither clear
- * nobody nor put the next probe off. */
+/* Short kernels of others wait for ours and don't hold them up. So launches in time clear nobody,
+ * and don't put off the next probe. */
 Test(busy, launches_in_time_prove_nothing)
 {
     struct busy b = {0};

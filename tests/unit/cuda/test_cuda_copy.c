@@ -1,6 +1,6 @@
-/* The device module and the copy agent over a driver that keeps the order of streams and is slow:
- * every strategy makes the reference's copies, with jobs of both directions, sizes and priorities
- * interleaved, and what GPUs read is not written again before they have. */
+/* The device module and the copy agent over a slow driver that keeps the order of streams. Every
+ * strategy makes the reference's copies, with jobs of both directions, many sizes and priorities
+ * interleaved. Nothing that a GPU reads is overwritten before it was read. */
 /* Sanitizers: thread */
 #include "tests/unit/cuda/cuda_rig.h"
 
@@ -31,8 +31,8 @@ static void shuffle(uint32_t *v, uint32_t n, uint64_t *seed)
     }
 }
 
-/* Half of the blocks is dumped and half is loaded, by jobs of one to sixteen blocks that are under
- * way at once; they are of two tenants, and some have only a part of the planes. */
+/* Half of the blocks are dumped and half are loaded, by jobs of one to sixteen blocks under way at
+ * once. The jobs are of two tenants, and some have only some of the planes. */
 static unsigned jobs_make(struct test_job *jobs, struct worker_side *w, uint64_t *seed)
 {
     uint32_t blocks[BLOCKS], at[BLOCKS], i = 0;
@@ -217,7 +217,7 @@ static uint64_t most_of_an_order(void)
 }
 
 /* A worker with larger entries does not get more of the bus at once. A load of 37 MiB takes four
- * orders, and the last two are small. */
+ * orders, of which the last two are small. */
 Test(cuda_copy, one_order_moves_16_mib_at_most)
 {
     static struct test_job j;
@@ -266,8 +266,9 @@ static void expect_gaps(enum device_op op, enum device_beside beside, bool gaps)
     expect_gaps_of(&a, op, beside, gaps);
 }
 
-/* The engine's own copies get their turn between two launches. What a worker says holds for all copies, also
- * of those who say nothing, until it says something else, or nothing for a while, or its region is closed. */
+/* The engine's own copies get their turn between two launches. What a worker says holds for all
+ * copies, also for those that say nothing. It holds until the worker says otherwise, says nothing
+ * for a while, or closes its region. */
 Test(cuda_copy, beside_steps_copies_leave_gaps)
 {
     daemon_begin(COPY_DMA, 40 * MIB);
@@ -288,7 +289,7 @@ Test(cuda_copy, beside_steps_copies_leave_gaps)
     expect_gaps(DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, false);
 }
 
-/* One that is idle, or leaves, takes nothing from another. */
+/* A worker that is idle, or leaves, takes nothing from another. */
 Test(cuda_copy, beside_one_of_two_that_compute)
 {
     daemon_begin(COPY_DMA, 40 * MIB);
@@ -341,7 +342,7 @@ Test(cuda_copy, loads_first_if_the_site_wants_that)
     expect_gaps(DEVICE_LOAD, DEVICE_BESIDE_STEPS, false);
 }
 
-/* A dump after an event reads what was there when it came, and a staged one too. */
+/* A dump after an event, also a staged one, reads the bytes that were there when the event came. */
 Test(cuda_copy, a_dump_waits_for_its_event)
 {
     static struct test_job j, other;
@@ -366,7 +367,8 @@ Test(cuda_copy, a_dump_waits_for_its_event)
     cr_assert_eq(cuEventDestroy(event.event), CUDA_SUCCESS);
 }
 
-/* Memory that is given back: no GPU has it registered, and copies there are refused until it is added again. */
+/* No GPU has memory registered that was given back. Copies there are refused until it is added
+ * again. */
 Test(cuda_copy, memory_comes_and_goes)
 {
     static struct test_job j;

@@ -1,5 +1,5 @@
-/* Decode steps of libucmclient_cuda over the fake driver, which does not run them: what is refused, with which
- * sentence, how large things are, and that all is freed. tests/gpu has what they compute. */
+/* Decode steps of libucmclient_cuda over the fake driver, which does not run them: refusals with
+ * their sentences, sizes, and that all is freed. tests/gpu checks what they compute. */
 #include "client/include/ucmclient_cuda_decode.h"
 #include "tests/unit/cuda/library_rig.h"
 
@@ -124,7 +124,7 @@ static void option_refused(const struct ucm_cuda_decode_options *o, const char *
         option_refused(&o, part);                                                                  \
     } while (0)
 
-/* A layer as it has to be, without what rounds want. */
+/* A valid layer, without the fields that rounds need. */
 static struct ucm_cuda_decode_layer layer_right(void)
 {
     return (struct ucm_cuda_decode_layer){.sequences = 2,
@@ -137,7 +137,7 @@ static struct ucm_cuda_decode_layer layer_right(void)
                                           .out = 4096};
 }
 
-/* A kernel for another type reads beyond the entries. */
+/* A kernel for another type would read past the entries. */
 Test(cuda_decode, kernels_of_the_type_of_entries)
 {
     static const struct {

@@ -1,5 +1,5 @@
-/* What of a mapping the GPU knows, over the fake driver and a mapping that this program plays: ranges are registered once, and none is
- * released while the driver or a place has it. */
+/* What the GPU knows of a mapping, over the fake driver and a mapping that this program plays. Each
+ * range is registered once. None is released while the driver or a place uses it. */
 /* Sanitizers: thread */
 #include "client/cuda/decode.h"
 #include "tests/unit/cuda/library_rig.h"
@@ -51,7 +51,7 @@ static bool lies_in(uint64_t at, const struct ucm_mapped_range *m)
     return at - (uintptr_t)m->address < m->bytes;
 }
 
-/* Nobody has it any more: neither a place on the GPU, nor the driver. */
+/* Checks that nothing uses it any more: no place on the GPU, nor the driver. */
 int __wrap_ucm_mapping_release(struct ucm_mapping *w, const void *address)
 {
     const struct ucm_entries_place *places = (const void *)(uintptr_t)d->plan.gather.places;
@@ -140,7 +140,7 @@ static int put(uint32_t number, struct ucm_place at)
     return ucm_cuda_decode_places(d, mapping, &number, &at, 1, stream);
 }
 
-/* What the GPU has of a number. */
+/* The place that the GPU has for a number. */
 static struct ucm_entries_place has(uint32_t number)
 {
     return ((const struct ucm_entries_place *)(uintptr_t)d->plan.gather.places)[number];
@@ -192,7 +192,7 @@ Test(cuda_decode_mapping, what_is_wanted_back)
     for (uint32_t i = 0; i < 6; i++)
         cr_expect_eq(has(i).bytes != 0, i % 2 == 1, "%u", i);
     cr_expect_eq(update(0), 0);
-    map(0); /* granted again, and wanted before anybody referenced in it */
+    map(0); /* granted again, and wanted back before any reference into it */
     maps[n_maps - 1].wanted = 1;
     cr_expect_eq(update(0), 0);
     cr_expect_eq(released, 2);
@@ -267,7 +267,7 @@ Test(cuda_decode_mapping, registered_before_places_need_it)
     cr_expect_eq(ucm_cuda_decode_mapping_register(d, mapping, 1, &left), 0);
     cr_expect_eq(left, 3);
     cr_expect_eq(fake_cuda_registered(), 1);
-    maps[3].wanted = 1; /* nobody needs that one any more */
+    maps[3].wanted = 1; /* no place needs that one any more */
     cr_expect_eq(ucm_cuda_decode_mapping_register(d, mapping, 1, &left), 0);
     cr_expect_eq(left, 1);
     cr_expect_eq(put(1, place(1, 1)), 0, "registers what is left");

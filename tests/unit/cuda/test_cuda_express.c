@@ -1,5 +1,5 @@
-/* Alongside another tenant's large load a small one goes past it, by a kernel in a stream of its own; what is large waits
- * for its turn. The large one goes by the copy engines, so kernels count small ones. */
+/* A small load goes past another tenant's large one, by a kernel in a stream of its own. A large
+ * load waits for its turn. It goes by the copy engines, so only small loads count as kernels. */
 #include "daemon/cuda/gpu.h"
 #include "tests/unit/cuda/cuda_rig.h"
 
@@ -36,7 +36,7 @@ static uint64_t kernels(void)
     return stats.launches[COPY_SM];
 }
 
-/* One tenant loads all blocks but the last n, and then another one these. */
+/* One tenant loads all blocks but the last n. Then another tenant loads those. */
 static void load_both(uint32_t n)
 {
     memset((void *)(uintptr_t)a.memory, 0, a.bytes);

@@ -1,6 +1,6 @@
-/* Workers that break the rules of a staging ring, die with its orders, or register what is not
- * theirs: their copies end in time, well or with a sentence; the others' are right; nothing is left
- * behind. */
+/* Workers that break the rules of a staging ring, die with its orders, or register memory of
+ * others. Their copies end in time, well or with a sentence. Others' copies are right, and nothing
+ * is left over. */
 /* Sanitizers: thread */
 #include "tests/unit/cuda/cuda_rig.h"
 
@@ -9,9 +9,10 @@
 static struct worker_side bad, good;
 static struct ucm_error e;
 
-#define GOOD_SLOT 256u /* the good one's first slot: copies of the bad one may still be under way */
+/* the good worker's first slot: copies of the bad one may still be under way */
+#define GOOD_SLOT 256u
 
-/* After whatever the bad one did: the good one's dump is right. */
+/* Whatever the bad worker did, the good one's dump is right. */
 static void still_sound(void)
 {
     static struct test_job j;
@@ -60,7 +61,7 @@ static void bad_begin_served(void)
     worker_copy_agent(&bad, 65536, 4);
 }
 
-/* A region of the bad one that is not open; to end it is the test's, unless it opens it. */
+/* A region of the bad worker that is not open. The test frees it, unless it opens it. */
 static void bad_region(int ordinal)
 {
     bad = (struct worker_side){.n_planes = 0};
@@ -162,8 +163,9 @@ Test(cuda_faults, an_abandoned_ring_fails_its_copies)
     cr_assert_gt(failed, 0, "the daemon revokes the other orders once it has seen the first");
 }
 
-/* The copy agent's kernel runs, and no event shows its end: the copy agent must not refuse the
- * order before the kernel has ended, which would write to an entry of somebody else. */
+/* The copy agent's kernel runs, and no event shows its end. The copy agent must not refuse the
+ * order before the kernel has ended. Otherwise the kernel would write to an entry of another order.
+ */
 Test(cuda_faults, a_kernel_that_can_not_be_followed_has_ended)
 {
     static struct test_job j;
@@ -312,7 +314,7 @@ Test(cuda_faults, shared_memory_of_another_size_is_refused)
     ring_refused(bytes, 16 << 20, F_SEAL_SHRINK | F_SEAL_GROW, "no pages past its end");
 }
 
-/* A worker that the daemon can't see has no ring, and no part in another one's memory. */
+/* A worker that the daemon can't see gets no ring, and no access to another worker's memory. */
 Test(cuda_faults, workers_that_are_not_visible_are_told_apart)
 {
     struct device_region *again, *other;
@@ -387,7 +389,7 @@ Test(cuda_faults, an_event_of_a_dead_worker_says_nothing)
     cr_assert_eq(cuEventDestroy(event.event), CUDA_SUCCESS);
 }
 
-/* Its name could be that of another worker's event, which has come already. */
+/* Its name could be that of another worker's event that has already come. */
 Test(cuda_faults, an_event_of_a_foreign_worker_is_not_opened)
 {
     static struct test_job j;
@@ -402,7 +404,7 @@ Test(cuda_faults, an_event_of_a_foreign_worker_is_not_opened)
     cr_assert_eq(cuEventDestroy(event.event), CUDA_SUCCESS);
 }
 
-/* What the driver says when daemon and worker are process 1, each in a pid namespace of its own. */
+/* The driver's answer when daemon and worker are process 1, each in a pid namespace of its own. */
 static CUresult open_own_number(CUdeviceptr *out, CUipcMemHandle handle, unsigned flags)
 {
     (void)out, (void)handle, (void)flags;

@@ -1,6 +1,7 @@
-/* Copies on a GPU that do more than move: that encode or decode, and loads that re-rotate K. Through entries that a copy agent fills or
- * empties, or straight by the daemon's own kernels: the reference's bits, and nothing else. What a copy agent can't or won't do
- * goes straight or fails, and is never wrong. */
+/* Copies on a GPU that do more than move: they encode or decode, or re-rotate K in loads. They go
+ * through entries that a copy agent fills or empties, or straight by the daemon's kernels. Each
+ * leaves the reference's bits and changes nothing else. An order that a copy agent can't or won't
+ * do goes straight or fails, and is never wrong. */
 #include "tests/unit/cuda/cuda_rig.h"
 
 #include "kernels/rope/rope_cuda.h"
@@ -34,7 +35,7 @@ static void begin_with(enum copy_strategy strategy, unsigned does, uint32_t head
                                        .dim = dim,
                                        .rotary = dim,
                                        .base = 10000};
-    /* Pairs of planes are one layer where the namespace is encoded, else each plane is one. */
+    /* In an encoded namespace two planes are one layer; otherwise each plane is one. */
     for (uint32_t p = 0; p < PLANES; p++)
         rope_at[p] = does & ENCODED && p % 2 ? UCM_ROPE_NO_K : 0;
     rope.at = rope_at;
@@ -66,7 +67,7 @@ static void *of(uint64_t address)
     return (void *)(uintptr_t)address;
 }
 
-/* What the job should leave, by the C reference alone. */
+/* The bytes that the job should leave, by the C reference alone. */
 static void expect_fragment(const struct test_job *j, uint32_t i, uint32_t p)
 {
     const struct ucm_copy_plane *plane = &w.region->planes[p];
@@ -96,7 +97,7 @@ static void expect(const struct test_job *j)
             expect_fragment(j, i, p);
 }
 
-/* Of `kinds` tables in runs, and blocks between that stay. */
+/* Shifts by `kinds` tables in runs, with blocks between them that stay as they are. */
 static void shifts_make(const struct test_job *j, uint32_t kinds)
 {
     for (uint32_t i = 0; i < kinds; i++)
@@ -146,7 +147,7 @@ static void run_passing(enum device_op op, unsigned does)
     right(&j, job_wait_passing(&j));
 }
 
-/* Whole blocks; one layer, as loads in steps have it. */
+/* Whole blocks, and one layer, as in layer-wise loads. */
 static void run_all(unsigned does)
 {
     for (unsigned i = 0; i < 2; i++) {
@@ -163,8 +164,8 @@ static uint64_t moved(enum copy_strategy strategy)
     return stats.bytes[strategy];
 }
 
-/* Engines can't encode or decode, so a kernel does, or a copy agent. Engines and kernels have streams of their own: on a GPU that is
- * late K must be re-rotated when it is there, and not before. */
+/* Copy engines can't encode or decode, so a kernel or a copy agent does. Engines and kernels have
+ * streams of their own. On a slow GPU, K must be re-rotated after it has come, and not before. */
 static const struct {
     enum copy_strategy strategy;
     unsigned does;
@@ -226,7 +227,8 @@ Test(cuda_forms, raw_jobs_of_the_same_region, .timeout = 60)
     end();
 }
 
-/* A table of 512 channels takes 2 KiB, so a launch has eight, an order seven. Each block has one of its own. */
+/* A table of 512 channels takes 2 KiB, so a launch has eight tables and an order seven. Each block
+ * has a table of its own. */
 Test(cuda_forms, more_tables_than_a_launch_has, .timeout = 60)
 {
     static struct test_job j;
@@ -243,7 +245,7 @@ Test(cuda_forms, more_tables_than_a_launch_has, .timeout = 60)
     }
 }
 
-/* Nothing of it is re-rotated: no kernel runs. */
+/* No block of the job is re-rotated, so no kernel runs. */
 Test(cuda_forms, what_stays_is_a_raw_copy, .timeout = 60)
 {
     static struct test_job j;
@@ -262,7 +264,8 @@ Test(cuda_forms, what_stays_is_a_raw_copy, .timeout = 60)
 
 /* ---- copy agents that can't ---- */
 
-/* It does not say that it knows such orders, so it gets none, which it would take for others. */
+/* The copy agent does not say that it knows such orders. So it gets none: it would take them for
+ * others. */
 Test(cuda_forms, an_old_copy_agent_gets_no_such_orders, .timeout = 60)
 {
     for (unsigned does = ENCODED; does <= SHIFTED; does++) {
@@ -279,7 +282,8 @@ Test(cuda_forms, an_old_copy_agent_gets_no_such_orders, .timeout = 60)
     }
 }
 
-/* The worker registered the region here without its encoding, or its rope: its copy agent refuses. */
+/* The worker registered the region at its copy agent without the encoding, or without the rope: the
+ * copy agent refuses. */
 Test(cuda_forms, refused_where_the_copy_agent_knows_nothing_of_it, .timeout = 60)
 {
     for (unsigned does = ENCODED; does <= SHIFTED; does++) {
@@ -296,7 +300,8 @@ Test(cuda_forms, refused_where_the_copy_agent_knows_nothing_of_it, .timeout = 60
     }
 }
 
-/* Orders that nobody claims are revoked, and go straight; one that is claimed and not done fails. */
+/* Orders that nobody claims are revoked, and go straight. One that is claimed and not done fails.
+ */
 Test(cuda_forms, unserved_orders_go_straight_or_fail, .timeout = 120)
 {
     static struct test_job j;
@@ -336,7 +341,7 @@ static enum ucm_staging_phase answer(uint32_t number)
     return phase;
 }
 
-/* Whoever wrote them. */
+/* The copy agent refuses them, no matter who wrote them. */
 Test(cuda_forms, orders_that_do_not_fit_are_refused, .timeout = 60)
 {
     struct ucm_staging_order *o;

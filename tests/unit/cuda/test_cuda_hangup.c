@@ -1,6 +1,6 @@
-/* Workers that hang up, or lose their GPU, while their copies are under way. The daemon writes nothing
- * to memory that they may use for something else, and stores nothing of it. Copies that wait delay
- * nobody else's. */
+/* Workers that hang up, or lose their GPU, while their copies are under way. The daemon writes
+ * nothing to memory that they may have put to other use, and stores nothing from it. Copies that
+ * wait delay nobody else's. */
 /* Sanitizers: thread */
 #include "tests/unit/cuda/cuda_rig.h"
 
@@ -75,7 +75,7 @@ Test(cuda_hangup, nothing_is_copied_through_entries)
     nothing_is_copied(COPY_STAGED);
 }
 
-/* A revoked order's piece goes straight, but not to a worker that is gone. */
+/* The fragment of a revoked order goes straight, but not to a worker that is gone. */
 Test(cuda_hangup, what_is_revoked_goes_nowhere)
 {
     static const uint8_t zeros[BLOCKS * 8192];
@@ -110,8 +110,8 @@ Test(cuda_hangup, its_event_is_not_waited_for)
 
 /* ---- claimed orders ---- */
 
-/* A copy of which the copy agent has claimed an order; its kernel does not begin yet. The clock
- * stands still, so the copy agent is never too late. */
+/* The copy agent has claimed an order of this copy. Its kernel does not begin yet. The clock stands
+ * still, so the copy agent is never too late. */
 static void begin_claimed(struct test_job *j, enum device_op op)
 {
     worker_copy_agent(&w, MIB, 4);

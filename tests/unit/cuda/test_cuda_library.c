@@ -1,5 +1,5 @@
-/* libucmclient_cuda over the fake driver: how a copy agent ends alongside a daemon that answers,
- * and alongside one that does not. */
+/* libucmclient_cuda over the fake driver: how a copy agent ends when the daemon answers, and when
+ * it does not. */
 #include "client/include/ucmclient_cuda.h"
 #include "tests/unit/client/client_rig.h"
 #include "tests/unit/cuda/fake_cuda.h"
@@ -30,7 +30,7 @@ static bool dead(void)
     return atomic_load(&ring->words.dead) != 0;
 }
 
-/* Keeps what the copy agent asks when it ends without an answer. */
+/* Leaves the copy agent's last request without an answer. */
 static bool silent(struct fake *f, int conn, int method, struct proto_envelope *env)
 {
     (void)f;
@@ -163,7 +163,7 @@ static bool busy(struct fake *f, int conn, int method, struct proto_envelope *en
     return true;
 }
 
-/* A refusal is no leave to free what the daemon still has mapped. */
+/* After a refusal, memory that the daemon still has mapped must not be freed. */
 Test(cuda_library, a_daemon_that_refuses_keeps_the_entries)
 {
     rig.fake.hook = busy;

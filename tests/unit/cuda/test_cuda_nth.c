@@ -1,5 +1,6 @@
-/* Each call by which the daemon opens a region and copies fails once, the n-th of a run for each n:
- * the caller learns why, nothing moves after the end of a job, and nothing is left behind. */
+/* Each driver call with which the daemon opens a region and copies fails once: the n-th of a run,
+ * for each n. The caller learns why, nothing moves after the end of a job, and nothing is left
+ * over. */
 #include "daemon/cuda/gpu.h"
 #include "tests/unit/cuda/cuda_rig.h"
 
@@ -61,7 +62,7 @@ static void nth(unsigned n)
     atomic_store(&fail_at, n);
 }
 
-/* Before the GPU's thread calls any. */
+/* To be called before the GPU's thread makes its first call. */
 static void calls_wrap(void)
 {
     nth(0);
@@ -134,7 +135,7 @@ static void loaded(struct test_job *j)
         }
 }
 
-/* Loads of two tenants; every second one re-rotates. What is small and does not may overtake. */
+/* Loads of two tenants; every second one re-rotates. A small one that does not may overtake. */
 static void copies(void)
 {
     static struct test_job j[4];

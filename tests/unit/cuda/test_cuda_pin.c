@@ -14,7 +14,7 @@ static void worker_begin_on(struct worker_side *w, uint32_t number)
     cr_assert_eq(control(DEVICE_OPEN, w->region, NULL, &e), 0, "%s", e.text);
 }
 
-/* The driver may refuse both where two threads register the same memory at once. */
+/* If two threads register the same memory at once, the driver may refuse both. */
 Test(cuda_pin, one_gpu_after_the_other, .timeout = 60)
 {
     static struct test_job j[2];
@@ -58,7 +58,7 @@ Test(cuda_pin, what_could_not_be_pinned_is_tried_again, .timeout = 60)
     daemon_end();
 }
 
-/* A large arena takes a minute. */
+/* To pin a large arena takes a minute. */
 Test(cuda_pin, nothing_more_is_pinned_when_the_daemon_ends, .timeout = 60)
 {
     const size_t bytes = 8192 * MIB;

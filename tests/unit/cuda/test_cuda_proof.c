@@ -1,5 +1,6 @@
-/* Only a worker that can write to memory registers it by IPC handle. Guessed handles, and events of
- * other tenants. A refused handle is closed again: each test ends with none open. */
+/* Only a worker that can write to memory can register it by IPC handle. The tests try guessed
+ * handles, and events of other tenants. A refused handle is closed again: each test ends with none
+ * open. */
 #include "tests/unit/cuda/cuda_rig.h"
 
 static struct worker_side owner;

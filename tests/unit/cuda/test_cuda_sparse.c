@@ -1,5 +1,5 @@
-/* Summaries and selections of libucmclient_cuda over the fake driver, which does not run them: what is
- * refused, with which sentence, and that all is freed. tests/gpu has what they compute. */
+/* Summaries and selections of libucmclient_cuda over the fake driver, which does not run them:
+ * refusals with their sentences, and that all is freed. tests/gpu checks what they compute. */
 #include "client/include/ucmclient_cuda_sparse.h"
 #include "tests/unit/cuda/library_rig.h"
 

@@ -1,5 +1,6 @@
-/* A ring has few entries: while several tenants use the bus, small requests of one that wait for the last free entry go in
- * it together. The test is the copy agent, so it says when an entry is free again. */
+/* A ring has few entries. While several tenants use the bus, one tenant's small requests that wait
+ * for the last free entry share it. The test is the copy agent, so it decides when an entry is free
+ * again. */
 #include "tests/unit/cuda/cuda_rig.h"
 
 #define ENTRIES 4u
@@ -70,7 +71,7 @@ static uint64_t state_of(uint32_t entry)
     return atomic_load(&a.shared->words.entries[entry].state);
 }
 
-/* An entry with an order that was not seen before; the event loop goes on until there is one. */
+/* Runs the event loop until an entry has an order that was not seen before. */
 static uint32_t order_wait(void)
 {
     for (;;) {
@@ -197,7 +198,7 @@ Test(cuda_staging_entries, alone_each_request_has_its_own)
     all_right();
 }
 
-/* The order of eight requests that share the first entry which is free again. */
+/* One order of eight requests, which share the first entry that is free again. */
 static uint32_t first_shared(uint32_t held[HELD])
 {
     uint32_t entry;
@@ -210,7 +211,8 @@ static uint32_t first_shared(uint32_t held[HELD])
     return entry;
 }
 
-/* The engines have done their part for all that share the entry, the copy agent does nothing. */
+/* The copy engines have done their part for all requests that share the entry. The copy agent does
+ * nothing. */
 Test(cuda_staging_entries, a_refused_one_goes_straight_request_by_request)
 {
     uint32_t held[HELD], entry = first_shared(held);
@@ -255,7 +257,8 @@ Test(cuda_staging_entries, a_lost_context_ends_all_in_them)
     order_serve(held[1]); /* one is filled or will be */
     loop_for(2);
     fake_cuda_lose(CUDA_ERROR_LAUNCH_FAILED);
-    copy_init(&seen, &a, DEVICE_LOAD); /* by its launch the daemon sees it, if by no other */
+    /* its launch shows the daemon the loss, if no other call does */
+    copy_init(&seen, &a, DEVICE_LOAD);
     copy_add(&seen, &a, 0, 0);
     seen.job.straight = true;
     job_submit(&seen, gpu);
@@ -269,8 +272,7 @@ Test(cuda_staging_entries, a_lost_context_ends_all_in_them)
     fake_cuda_lose(CUDA_SUCCESS);
 }
 
-/* Requests of other planes, and those whose K is re-rotated or whose region is another, are passed
- * over. */
+/* Requests of other planes or another region, and those that re-rotate K, are passed over. */
 Test(cuda_staging_entries, only_what_one_order_can_say_shares_one)
 {
     uint32_t held[HELD], entry;

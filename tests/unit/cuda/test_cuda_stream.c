@@ -1,5 +1,4 @@
-/* ucm_cuda_stream_wait: streams of the fake driver that wait for layers of which a fake daemon
- * tells. */
+/* ucm_cuda_stream_wait: streams of the fake driver wait for layers that a fake daemon reports. */
 /* Sanitizers: thread */
 #include "client/cuda/stream_wait.h"
 #include "client/include/ucmclient_cuda.h"
@@ -55,7 +54,7 @@ static void await(struct ucm_task *task, uint32_t layers, CUstream s, int timeou
                  ucm_cuda_errmsg());
 }
 
-/* A kernel, as it were: what lies in a layer when the stream comes to it. */
+/* Stands for a kernel: reads what lies in a layer when the stream comes to it. */
 static void layer_read(uint32_t layer, void *out)
 {
     CUDA_MEMCPY2D copy = {.srcDevice = (uintptr_t)rig.memory + layer * LAYER_BYTES,
@@ -209,8 +208,8 @@ Test(cuda_stream, goes_on_when_the_task_fails)
     }
 }
 
-/* Its own refusal and "not yet" are one code, and only the oldest wait is listened to for a while.
- */
+/* The task's own refusal and "not yet" have one code. For a while the thread listens only to the
+ * oldest wait. */
 Test(cuda_stream, goes_on_when_a_younger_task_fails_by_a_deadline)
 {
     struct ucm_task *older = load(1), *task = load(2);
@@ -258,7 +257,7 @@ Test(cuda_stream, goes_on_when_the_daemon_is_gone)
     fake_up(&rig.fake);
 }
 
-/* The task is well in the end, and still what the stream read is not to be believed. */
+/* The task succeeds in the end, but what the stream read before is not to be trusted. */
 Test(cuda_stream, goes_on_at_its_deadline_and_that_is_told)
 {
     struct ucm_task *task = load(1);
@@ -290,7 +289,7 @@ Test(cuda_stream, goes_on_when_its_waits_are_ended)
     expect_free(stream);
 }
 
-/* What the thread has not come to yet is reported by the task itself. */
+/* The task itself reports layers that the thread has not come to yet. */
 Test(cuda_stream, may_be_ended_as_soon_as_the_task_is_done)
 {
     for (unsigned i = 0; i < 50; i++) {

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Slots and pages in one block of memory each; extents are carried out here and compared with the
- * reference. */
+/* Slots and pages in one block of memory each. The test itself copies the planned extents, and
+ * compares the result with the reference. */
 #define MEMORY (1u << 20)
 #define MAX 4096u
 
@@ -45,7 +45,7 @@ static struct ucm_copy_item item(uint64_t slot, uint32_t block)
     return (struct ucm_copy_item){address(slots) + slot, block, 1};
 }
 
-/* Plans a load, carries it out, and sees that each byte was copied once and rightly. */
+/* Plans a load, carries it out, and checks that each byte was copied once, to its place. */
 static uint32_t plan(const struct ucm_copy_plane *planes, uint32_t n_planes,
                      const struct ucm_copy_item *items, uint32_t n_items)
 {

@@ -66,7 +66,7 @@ Test(worker, zombies_and_the_gone_are_not_opened)
     worker_close(&w);
 }
 
-/* The name is part of what the kernel tells, and the process chooses it. */
+/* The kernel's line has the process's name in it, and the process chooses that. */
 Test(worker, names_that_look_like_fields)
 {
     char old[16];
@@ -164,7 +164,7 @@ static void apart_groups(void)
         _exit(77);
 }
 
-/* They stand before the pid namespaces in /proc, and must not hide them. */
+/* /proc lists groups before the pid namespaces. Many groups must not hide those. */
 Test(worker, many_groups_hide_no_pid_namespace, .timeout = 60)
 {
     pid_t pid;

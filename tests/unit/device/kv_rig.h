@@ -1,5 +1,6 @@
-/* What the tests of encoded and of regions with position shifts share: a registration of K and V of 16 tokens, 4 heads of 64, BF16: 8 KiB each,
- * side by side in a page of 16 KiB; 4 layers. */
+/* What the tests of encoded regions and of position shifts share: a registration of K and V. A
+ * block has 16 tokens, 4 heads of 64 channels, BF16, and 4 layers. K and V take 8 KiB each, side by
+ * side in a page of 16 KiB. */
 #ifndef UCM_TESTS_DEVICE_KV_RIG_H
 #define UCM_TESTS_DEVICE_KV_RIG_H
 

@@ -10,7 +10,7 @@
 
 /* ---- layouts ---- */
 
-/* What the slots and the memory should be, byte by byte, from the layout's definition alone. */
+/* What slots and memory should hold, byte by byte, from the layout's definition alone. */
 static void expect(const struct msg_plane *planes, uint32_t first, uint32_t n_planes,
                    const struct ucm_copy_item *items, uint32_t n, bool load)
 {
@@ -69,8 +69,8 @@ static void layout_check(const struct msg_plane *planes, uint32_t n_planes, uint
 
 TestSuite(device_cpu, .init = setup, .fini = teardown, .timeout = 60);
 
-/* Each layout has a number of planes; `together` of them lie `beside` bytes from one to the next,
- * and those groups `apart`. */
+/* Each layout has a number of planes. Groups of `together` planes lie `apart` bytes from each
+ * other; planes of a group, `beside` bytes. */
 Test(device_cpu, layouts_of_engines)
 {
     static const struct {
@@ -144,7 +144,7 @@ Test(device_cpu, an_item_of_many_pieces)
 
 /* ---- what is refused ---- */
 
-/* A file that is refused as all of a region's memory, with a sentence that has `word` in it. */
+/* A region with this file as all its memory is refused, with a sentence that contains `word`. */
 static void memory_refused(int fd, const char *word)
 {
     open_refused(region_flat(fd, 0, MEMORY), word);
@@ -195,7 +195,7 @@ static void guard_or_skip(void)
     close(guard);
 }
 
-/* A userfaultfd that does not block; one that does can't be polled. */
+/* A userfaultfd that does not block, because one that blocks can't be polled. */
 static bool fault_waits(int fault, int ms)
 {
     struct pollfd p = {.fd = fault, .events = POLLIN};
@@ -203,7 +203,7 @@ static bool fault_waits(int fault, int ms)
     return poll(&p, 1, ms) == 1 && p.revents == POLLIN;
 }
 
-/* Which is done slice by slice. */
+/* The device unmaps it slice by slice. */
 Test(device_cpu, a_large_region_is_unmapped)
 {
     const uint64_t bytes = 40u << 20;
@@ -280,7 +280,8 @@ Test(device_cpu, holes_made_while_it_copies)
 
 /* ---- copies that are held up ---- */
 
-/* Slots whose pages don't come until they are let: a copy to them waits, as one does whose worker punches holes. */
+/* Slots whose pages come only when the test lets them. A copy to them waits, like one whose worker
+ * punches holes. */
 struct stuck {
     int fault;
     uint8_t *slots;
@@ -301,7 +302,7 @@ static void stuck_init(struct stuck *s)
     cr_assert_eq(ioctl(s->fault, UFFDIO_REGISTER, &range), 0);
 }
 
-/* Waits until so many copies of it wait. */
+/* Waits until so many copies wait for its pages. */
 static void stuck_await(const struct stuck *s, unsigned copies)
 {
     struct uffd_msg message;
@@ -323,7 +324,7 @@ static void dump_begin(struct test_job *j, struct device_region *r, uint32_t ten
 
 #define HOSTILE 4u
 
-/* Each of several tenants holds up as many threads as it gets, and has more that waits. */
+/* Each of several tenants holds up as many threads as it gets, and has more jobs waiting. */
 Test(device_cpu, who_is_held_up_holds_up_nobody_else)
 {
     struct device_region *r = region_flat(memfd, 0, MEMORY), *other;
@@ -355,7 +356,8 @@ Test(device_cpu, who_is_held_up_holds_up_nobody_else)
     close_ok(r);
 }
 
-/* With one thread, which is held up until all are there: priorities decide, then loads go before dumps, then age. */
+/* One thread is held up until all jobs are there. Then priorities decide, then loads go before
+ * dumps, then older jobs first. */
 Test(device_cpu, urgent_first)
 {
     static const struct {

@@ -27,7 +27,7 @@ static uint8_t *slot_of(uint8_t *base, uint32_t i)
     return base + i * (slot_bytes() + 48);
 }
 
-/* What a copy of those planes should leave, by the C reference alone. */
+/* The bytes that a copy of those planes should leave, by the C reference alone. */
 static void expect(uint32_t first, uint32_t n_planes, const struct ucm_copy_item *items, uint32_t n,
                    bool load)
 {
@@ -138,7 +138,7 @@ Test(device_encoded, a_region_serves_raw_blocks_too)
     close_ok(r);
 }
 
-/* What moved is the encoded form. */
+/* The copy moved the encoded form. */
 Test(device_encoded, stats_count_encoded_bytes)
 {
     struct device_region *r = kv_region(&spec);
@@ -232,7 +232,7 @@ static struct span any_span(const struct form *form, uint32_t first, uint32_t n,
                          .pending = fill};
 }
 
-/* A block's form, the range, the block's number and the direction decide, each alone. */
+/* A block's form, its range, its number and the direction each decide alone. */
 Test(device_encoded, a_job_takes_spans_of_its_own_kind)
 {
     struct device_region *r = kv_region(&spec);

@@ -51,8 +51,8 @@ Test(device_jobs, queue_is_bounded)
     for (uint32_t i = 0; i <= DEVICE_QUEUE_MAX; i++)
         items[i] = (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slots + i * 512, .block = i};
     open_ok(r);
-    /* What is done counts until the event loop has seen it, so the event loop's absence fills the
-     * queue. */
+    /* Done jobs count until the event loop has seen them, so the queue fills while the loop does
+     * not run. */
     for (uint32_t i = 0; i < DEVICE_QUEUE_MAX; i++) {
         job_init(&jobs[i], DEVICE_LOAD, r, &items[i], 1);
         job_submit(&jobs[i]);

@@ -1,5 +1,5 @@
-/* Regions that say where K lies, and loads that re-rotate it, on the cpu device: the reference's bits, and nothing
- * but K. */
+/* Regions that say where K lies, and loads that re-rotate it, on the cpu device. The result has the
+ * reference's bits, and only K changes. */
 #include "tests/unit/device/kv_rig.h"
 
 /* K lies in every first plane. */

@@ -7,8 +7,8 @@
 #define ITEMS 40
 #define PLANES 24
 
-/* However a job is cut, every fragment is copied once, and no piece is larger than asked but for a
- * single fragment. */
+/* However a job is cut, every fragment is copied once. No piece is larger than asked, unless it is
+ * a single fragment. */
 Test(device_work, pieces_cover_each_fragment_once)
 {
     struct ucm_copy_plane planes[PLANES] = {0};
@@ -95,7 +95,7 @@ static bool of_tenant_cb(void *ctx, struct list *link)
     return LIST_ENTRY(link, struct device_job, link)->who.tenant == *(uint32_t *)ctx;
 }
 
-/* Regions that one tenant closes, and one that another opens. */
+/* One tenant closes regions, and another opens one. */
 Test(device_work, tenants_take_turns_with_their_regions)
 {
     struct device_job closes[3], open = {.op = DEVICE_OPEN, .who = {2, 100}};
@@ -115,7 +115,8 @@ Test(device_work, tenants_take_turns_with_their_regions)
     cr_assert_not(job_queue_waits(&q));
 }
 
-/* Jobs of 32 MiB of one tenant, a small one of another: it goes before all that has not begun. */
+/* Jobs of 32 MiB of one tenant, and a small one of another. The small one goes before all that have
+ * not begun. */
 Test(device_work, a_tenant_waits_for_what_is_under_way_only)
 {
     struct device_job flood[8], small = {.op = DEVICE_LOAD, .who = {2, 100}};
@@ -178,8 +179,8 @@ static void run_until_asleep(uv_loop_t *loop)
     while (uv_is_active((uv_handle_t *)&w->awake));
 }
 
-/* If a job announces its end the event loop stays awake, but not for long if the job does not end;
- * and the announcement of an ended job has no effect. */
+/* If a job announces its end, the event loop stays awake, but not for long if the job does not end.
+ * The announcement of an ended job has no effect. */
 Test(device_work, the_loop_is_awake_when_a_job_ends_but_not_for_good, .timeout = 20)
 {
     struct device_region region = {.n_planes = 0};

@@ -7,8 +7,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* A registration that is right: cpu, one handle of 1 MiB, 16 blocks, 2 layers of 2 planes of 1 KiB
- * in split K/V; each test spoils one thing. */
+/* A valid registration: cpu, one handle of 1 MiB, 16 blocks, 2 layers of 2 planes of 1 KiB in split
+ * K/V. Each test spoils one field. */
 #define BLOCKS 16u
 #define FRAGMENT 1024u
 
@@ -58,7 +58,7 @@ static int ask(uint32_t layers, uint64_t layer_bytes, struct device_region **r)
     return region_check(&m, &pages, NULL, fds, n_fds, r, &e);
 }
 
-/* Refused, with a sentence that has `word` in it, and nothing taken. */
+/* The registration is refused, with a sentence that contains `word`, and no descriptor is taken. */
 static void refused_as(uint32_t layers, uint64_t layer_bytes, const char *word)
 {
     struct device_region *r = (void *)&e;
@@ -220,7 +220,8 @@ Test(region, descriptors_must_be_there_and_have_one_handle_each)
     refused("0 came with");
 }
 
-/* By two descriptors: without the look at the file behind them two fragments would share bytes. */
+/* It came by two descriptors. Without a look at the file that both refer to, two fragments would
+ * share bytes. */
 Test(region, one_memfd_that_came_twice_is_one_memory)
 {
     m.handles.n = 2;
@@ -364,8 +365,8 @@ Test(region, many_interleaved_planes)
     refused_as(UCM_MAX_PLANES / 2, 2 * FRAGMENT, "planes 2046 and 2047 overlap");
 }
 
-/* Layouts at random, small enough to try every byte: accepted exactly when no byte has two owners,
- * interleaving planes of different strides aside, which are refused in any case. */
+/* Layouts at random, small enough to try every byte. One is accepted exactly when no byte has two
+ * owners. The exception is interleaved planes of different strides, which are always refused. */
 Test(region, agrees_with_counting_bytes)
 {
     uint8_t owner[256];

@@ -87,8 +87,7 @@ RIG_FN uint32_t rig_element(uint32_t dtype, enum rig_values values, uint32_t cha
     return ucm_element_encode(dtype, rig_normal() * (channel == 3 ? 30.0f : 1.0f));
 }
 
-/* Fills the tensor's elements: each row's values from `values`, or of a random kind for each row if
- * that is RIG_VALUES. */
+/* Fills the tensor's elements with the kind `values`; RIG_VALUES: a random kind for each row. */
 RIG_FN void rig_fill(const struct ucm_encoding_spec *spec, uint32_t tensor, enum rig_values values,
                      uint8_t *raw)
 {
@@ -106,8 +105,8 @@ RIG_FN void rig_fill(const struct ucm_encoding_spec *spec, uint32_t tensor, enum
     }
 }
 
-/* A tensor in memory of exactly its size, so that a sanitizer sees what goes past it; at an odd
- * address if that is asked for. */
+/* A tensor in memory of exactly its size, so that a sanitizer reports accesses past it. The address
+ * may be odd on request. */
 struct rig_tensor {
     struct ucm_encoding_spec spec;
     uint32_t tensor, odd;

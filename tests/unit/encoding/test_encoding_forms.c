@@ -1,11 +1,11 @@
-/* What ucm_encode and ucm_decode run for each instruction set gives the bits of the reference:
- * every encoding, element, size, and any encoded bytes. */
+/* ucm_encode and ucm_decode give the reference's bits with each instruction set: every encoding,
+ * element and size, and any encoded bytes. */
 #include "kernels/simd/isa.h"
 #include "tests/unit/encoding/encoding_rig.h"
 
 static const char *const isas[UCM_ISA_COUNT] = {"base", "avx2", "avx512"};
 
-/* In every form, to memory of its exact size: the same bytes. */
+/* Every form gives the same bytes, in memory of the exact size. */
 static void compare_encode(const struct rig_tensor *r, const char *what)
 {
     const struct ucm_encoding_method *m = ucm_encoding_method(r->spec.encoding);
@@ -40,7 +40,7 @@ static void compare_decode(const struct rig_tensor *r, const char *what)
     free(raw - r->odd);
 }
 
-/* Random bytes, and such as nearly fit: some bytes of an encoded form changed. */
+/* Random bytes, and nearly valid ones: an encoded form with some bytes changed. */
 static void compare_hostile(struct rig_tensor *r)
 {
     compare_decode(r, "encoded");

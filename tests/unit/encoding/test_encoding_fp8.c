@@ -11,7 +11,7 @@ static float code_value(uint32_t code)
     return ucm_fp8_e4m3_decode(code);
 }
 
-/* Each positive code, and what lies between two of them, goes to the nearest. */
+/* Each positive code stays. A value between two codes goes to the nearest. */
 Test(encoding_fp8, codes_are_the_nearest)
 {
     for (uint32_t code = 0; code < 0x7d; code++) {

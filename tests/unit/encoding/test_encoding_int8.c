@@ -148,7 +148,7 @@ Test(encoding_int8, runs_are_tensors_side_by_side)
     }
 }
 
-/* A run of all tokens is what 0 is, and axis 0 has no runs. */
+/* A run of all tokens is the same as 0, and axis 0 has no runs. */
 Test(encoding_int8, identity_of_runs)
 {
     struct ucm_encoding_spec a = rig_spec(UCM_ENCODING_INT8, UCM_ENCODING_BF16, 16, 8, 128), b;

@@ -1,4 +1,5 @@
-/* lossless: bit for bit, NaN payloads too; what does not fit says so; any bytes decode. */
+/* lossless: bit for bit, NaN payloads too. Encoding says when values don't fit. Any bytes decode.
+ */
 #include "kernels/encoding/lossless_layout.h"
 #include "tests/unit/encoding/encoding_rig.h"
 
@@ -13,7 +14,7 @@ static struct rig_tensor tensor_of(uint32_t tokens, uint32_t heads, uint32_t dim
     return rig_tensor(&spec, 0, 0);
 }
 
-/* Whether it fits; what fits comes back bit for bit. */
+/* Whether the tensor fits. One that fits comes back bit for bit. */
 static bool round_trip(struct rig_tensor *r)
 {
     bool fits;
@@ -91,13 +92,14 @@ Test(encoding_lossless, one_escape_too_many_does_not_fit)
     rig_free(&r);
 }
 
-/* Whatever the list says: elements outside are skipped, a count past the room is cut off. */
+/* The list may say anything: elements outside are skipped, and a count past the list's space is cut
+ * off. */
 Test(encoding_lossless, hostile_lists_decode)
 {
     struct rig_tensor r = tensor_of(16, 1, 64, 0);
     struct lossless_layout l = lossless_layout(&r.spec.tensor[0]);
 
-    memset(r.encoded, 0xff, r.bytes); /* codes: escapes. Not yet the mark: */
+    memset(r.encoded, 0xff, r.bytes); /* codes: escapes; the list's count is just below the mark */
     encoding_put32(r.encoded + l.list, UCM_LOSSLESS_UNFIT - 1);
     for (uint32_t i = 0; i < l.room; i++)
         encoding_put32(r.encoded + l.list + 4 + 4 * i,

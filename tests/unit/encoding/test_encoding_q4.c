@@ -43,7 +43,7 @@ Test(encoding_q4, version_1_is_refused)
     cr_assert_str_eq(why, "version 1 of q4 is not known here; 2 is");
 }
 
-/* Each code's level is a value that it is chosen for; the largest error is 15 scales. */
+/* Each code's level is a value for which that code is chosen. The largest error is 15 scales. */
 Test(encoding_q4, levels_lie_between_their_thresholds)
 {
     for (int32_t i = 0; i <= 13552; i++) {
@@ -105,7 +105,7 @@ static struct found find(const struct rig_tensor *r, uint64_t first, uint32_t n)
 }
 
 /* A group with NaN or an infinity is NaN throughout, and so is one whose sums overflow. In any
- * other the error's length is at most 15.2 scales, and what rounding to the dtype adds. */
+ * other, the error's length is at most 15.2 scales plus the rounding to the dtype. */
 static void check_tensor(const struct rig_tensor *r)
 {
     const struct ucm_encoding_tensor *s = &r->spec.tensor[r->tensor];
@@ -235,7 +235,8 @@ Test(encoding_q4, shifts_are_15_at_most)
     rig_free(&r);
 }
 
-/* Zeros are channels like others; where they are most of them all others are shifted alike. */
+/* Channels of zeros count like others. Where they are most of the channels, all others are shifted
+ * alike. */
 Test(encoding_q4, shifts_of_zeros)
 {
     struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 16, 1, 64);
@@ -251,7 +252,7 @@ Test(encoding_q4, shifts_of_zeros)
     rig_free(&r);
 }
 
-/* What one channel pair is does not change what is lost of the others. */
+/* One channel pair's values don't change the loss in the others. */
 Test(encoding_q4, outliers_do_not_set_the_scale)
 {
     double lost[4];

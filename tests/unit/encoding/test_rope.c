@@ -1,4 +1,5 @@
-/* Re-rotating K: against rotations from scratch in long double, and what never changes. */
+/* Re-rotating K, compared with rotations from scratch in long double; and values that never change.
+ */
 #include "kernels/rope/arith.h"
 #include "kernels/simd/isa.h"
 
@@ -82,7 +83,7 @@ static void element_put(const struct ucm_rope_spec *s, uint8_t *at, uint64_t i, 
     memcpy(at + i * bytes, &word, bytes);
 }
 
-/* Half of the step between values of the dtype near x, for x of at most 448. */
+/* Half of the step between values of the dtype near x, for |x| of at most 448. */
 static long double half_step(uint32_t dtype, long double x)
 {
     static const int bits[] = {24, 11, 8, 4}, least[] = {-150, -25, -134, -10};
@@ -192,7 +193,7 @@ Test(rope, a_turn_is_a_rotation_from_scratch)
 }
 
 /* Half a step of float32 below 1, wherever the positions are. */
-/* Rows of several tokens turn as rows of one do, wherever their tokens lie. */
+/* Rows of several tokens are rotated like rows of one, wherever their tokens lie. */
 static void check_columns(const struct ucm_rope_spec *s, uint32_t run, bool in_place,
                           uint64_t *state)
 {
@@ -334,7 +335,8 @@ static void check_bits(const struct ucm_rope_spec *s, const struct ucm_rope_angl
         }
 }
 
-/* NaN stays NaN; what has no room is the largest value, never infinity; nothing else is touched. */
+/* NaN stays NaN. A value that overflows becomes the largest one, never infinity. Nothing else is
+ * touched. */
 Test(rope, any_bits_can_be_shifted)
 {
     uint64_t state = 3;

@@ -1,4 +1,4 @@
-/* The front's connections under a session that a test plays: when close_cb runs, and descriptors
+/* The front's connections with a session that a test plays: when close_cb runs, and descriptors
  * that go to a peer. tests/integration/test_limits.py checks bounds. */
 /* Sanitizers: thread */
 #include "daemon/front/internal.h"
@@ -10,7 +10,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Lets a sanitizer's allocator fail as libc's does. Exported, for gcc's runtime is a library. */
+/* Lets a sanitizer's allocator fail as libc's does. Exported, because gcc's runtime is a library.
+ */
 #define EXPORTED __attribute__((visibility("default")))
 EXPORTED const char *__asan_default_options(void);
 EXPORTED const char *__asan_default_options(void)
@@ -144,7 +145,7 @@ static void send_a_word(void)
     conn_send(rig.conn, &b);
 }
 
-/* More than any allocator gives: the connection's buffer can't grow. */
+/* More memory than any allocator gives, so the connection's buffer can't grow. */
 static void send_too_much(void)
 {
     uint8_t byte = 0;
@@ -163,7 +164,7 @@ Test(conn, without_memory_for_an_answer_the_connection_ends_after_the_call)
     cr_expect_eq(rig.calls, 1);
 }
 
-/* The same outside a frame: a request that was waiting is answered. */
+/* The same outside a frame: a waiting request is answered. */
 Test(conn, without_memory_for_a_late_answer)
 {
     rig.in_call = true;
@@ -173,7 +174,7 @@ Test(conn, without_memory_for_a_late_answer)
     expect_closed();
 }
 
-/* teardown looks whether anything counts for it still. */
+/* teardown checks that nothing counts for it any more. */
 Test(conn, without_a_session_it_ends_at_once)
 {
     struct peer peer = {.uid = 2, .pid = getpid(), .tenant = "u"};
@@ -247,8 +248,8 @@ static void send_with_fds(uint8_t fill, size_t bytes, uint32_t n)
     free(b.p);
 }
 
-/* Reads what is there. Returns the descriptors that came, which it closes; *bytes: what was read; *first: the
- * byte before the end of the read that brought descriptors. */
+/* Reads what is there. Returns how many descriptors came, and closes them. *bytes grows by the
+ * bytes read. *with: the last byte of the read that brought descriptors. */
 static uint32_t receive(size_t *bytes, uint8_t *with)
 {
     static uint8_t buffer[2 * FRAME_BYTES];

@@ -70,8 +70,8 @@ Test(events, the_first_ring_begins_with_1)
     cr_expect_eq(events_first(te), 4);
 }
 
-/* After a ring was away, a reader sees by the numbers that it has missed something, even if nothing
- * has happened since. */
+/* When a ring comes back, its numbers tell a reader that it has missed events, even if none has
+ * happened since. */
 Test(events, a_ring_that_comes_back_goes_on_after_a_gap)
 {
     struct tenant_events *te = opened("a", 0);

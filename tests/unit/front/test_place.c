@@ -1,5 +1,6 @@
-/* Where a peer runs: this process, children in namespaces of their own, and one that has gone. The kernel's
- * namespaces are real; what it does not let this user make is skipped. */
+/* Where a peer runs: this process, children in namespaces of their own, and a process that has
+ * gone. The kernel's namespaces are real. Tests of those that this user may not make are skipped.
+ */
 #include "daemon/front/peer.h"
 
 #include <criterion/criterion.h>
@@ -27,7 +28,8 @@ static void setup(void)
 
 TestSuite(place, .init = setup);
 
-/* A socket whose peer is the caller: socketpair has both ends of the one that made it. */
+/* A socket whose peer is the caller: both ends of a socketpair belong to the process that made it.
+ */
 static int listener(char path[64])
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -71,7 +73,7 @@ static bool maps_write(pid_t child, const char *map)
            map_write(child, "gid_map", map);
 }
 
-/* In a child: goes where `flags` says, says so, connects when it may, and waits. */
+/* In a child: enters the namespaces of `flags`, says so, connects when it may, and waits. */
 static void child_run(const char *path, int flags, int turn)
 {
     char byte = 0;
@@ -155,7 +157,7 @@ Test(place, another_user_namespace)
     cr_assert_neq(cgroup[0], '\0');
 }
 
-/* Its maps are the daemon's own, so only the namespace itself tells. */
+/* Its uid maps are the daemon's own, so only the namespace itself shows the difference. */
 Test(place, another_user_namespace_with_all_ids)
 {
     enum peer_place place;

@@ -1,5 +1,5 @@
-/* The pool's threads: every piece once, phases in order, turns among jobs, stops; and selections, which
- * choose the same on any number of threads as the raw functions do on one. */
+/* The pool's threads: every piece runs once, phases in order, jobs take turns, and stops work.
+ * Selections choose the same on any number of threads as the raw functions do on one. */
 /* Sanitizers: thread */
 #include "daemon/retrieval/part_build.h"
 #include "daemon/retrieval/pool.h"
@@ -17,7 +17,7 @@ static struct summary_pool *pool;
 static struct summary_turns tenants[2];
 static struct summary_queue queues[3];
 
-/* The order in which jobs ran; and a job that holds a thread until all others wait. */
+/* The order in which jobs ran, and a job that holds a thread until all others wait. */
 static char order[64];
 static unsigned order_n, ordered_done;
 static uv_sem_t holds, held;
@@ -156,7 +156,8 @@ static void submit_ordered(struct ordered *o, char name, struct summary_queue *q
         uv_sem_wait(&holds);
 }
 
-/* jobs: "A0x3 ...": a name, the queue ('-': none), pieces. What one thread makes of them. */
+/* The order in which one thread runs these jobs. "A0x3 ...": a name, the queue ('-': none), the
+ * number of pieces. */
 static void expect_order(const char *jobs, const char *right)
 {
     struct ordered o[8];
@@ -185,7 +186,7 @@ Test(summary_pool, queues_take_turns)
     expect_order("A0x2 B0x2 C0x2 D1x3", "ADBDCDABC");
 }
 
-/* Nor has a tenant with many users more turns than one with one user. */
+/* A tenant with many users has no more turns than one with a single user. */
 Test(summary_pool, tenants_take_turns)
 {
     expect_order("A0x2 B2x2 C1x4 D2x1", "ACBCACDCB");
@@ -330,8 +331,8 @@ static void summaries_build(void)
         q[i] = noise();
 }
 
-/* What a build may read and write are two whole parts of the forms that it was begun with, and a
- * plan stays within the first. */
+/* A build may read and write two whole parts, of the forms that it was begun with. A plan stays
+ * within the first. */
 Test(summary_pool, a_build_takes_its_own_forms_only)
 {
     static const struct ucm_encoding_spec fp8 = {.encoding = UCM_ENCODING_FP8,
@@ -540,7 +541,8 @@ static void long_select(struct run *r, uint32_t heads, uint32_t policy)
     free(r->s.chosen);
 }
 
-/* ThreadSanitizer, for which one thread has nothing, sees each once and not in all pairs. */
+/* ThreadSanitizer has nothing to find on one thread. It sees each value of heads and policy once,
+ * and not all pairs. */
 #ifdef __SANITIZE_THREAD__
 #define FEWEST 4
 #else

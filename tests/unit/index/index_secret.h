@@ -1,12 +1,12 @@
-/* The index hashes keys with a secret of the process, from the kernel. The policy tells blocks that
- * it has seen before by some bits of those hashes, so it takes now and then a new block for an old
- * one. A test that counts evictions sets the secret, so that each run of it sees the same. */
+/* The index hashes keys with a secret of the process, from the kernel. The policy recognizes blocks
+ * by some bits of those hashes, so now and then it takes a new block for an old one. A test that
+ * counts evictions sets the secret, so that all its runs are alike. */
 #ifndef UCMD_TESTS_INDEX_SECRET_H
 #define UCMD_TESTS_INDEX_SECRET_H
 
 #include "daemon/index/internal.h"
 
-/* Before the first block. */
+/* To be called before the first block. */
 static inline void index_secret_fix(struct index *ix)
 {
     uint64_t state = 1;

@@ -1,4 +1,4 @@
-/* Which first uses are worth a write is learnt from what NVMe let go. */
+/* The daemon learns from the blocks that NVMe dropped which first uses are worth a write. */
 #include "daemon/learn/learn.h"
 
 #include <criterion/criterion.h>

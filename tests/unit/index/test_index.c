@@ -2,7 +2,7 @@
 #include "tests/unit/index/index_rig.h"
 
 static struct ns_identity
-    id; /* what a test changes of it holds for the namespaces that it opens then */
+    id; /* a test's change holds for the namespaces that it opens afterwards */
 
 static void begin(void)
 {
@@ -12,7 +12,7 @@ static void begin(void)
 
 TestSuite(index, .init = begin, .fini = index_end);
 
-/* The number of its chunk is that of one with fewer records. */
+/* The number's chunk is now a chunk with fewer records. */
 Test(index, a_number_from_before_is_nobodys)
 {
     enum { MANY = 200000 };
@@ -185,7 +185,7 @@ Test(index, keeps_to_max_blocks)
     cr_assert_eq(index_blocks(ix), 3);
 }
 
-/* 64 bytes and 24 for each part, in whole steps of 32, and 32 in the table. */
+/* A block takes 64 bytes and 24 for each part, rounded up to 32, and 32 in the table. */
 Test(index, a_block_of_more_parts_counts_as_more)
 {
     uint32_t of_many[UCM_MAX_PARTS];

@@ -1,4 +1,5 @@
-/* Namespaces of the index: which are the same, how many there may be, what an earlier run left. */
+/* Namespaces of the index: which are the same, how many there may be, and those of an earlier run.
+ */
 #include "daemon/index/ns_form.h"
 #include "tests/unit/index/index_rig.h"
 
@@ -256,7 +257,7 @@ static const struct ucm_encoding_spec fp8 = {.encoding = UCM_ENCODING_FP8,
                                              .n_tensors = 1,
                                              .tensor = {{.tokens = 16, .heads = 1, .dim = 128}}};
 
-/* Whoever made the identity: what it says decides, and only as a whole. */
+/* No matter who made the identity: its fields decide, and only all together. */
 Test(index_ns, an_identity_has_a_form)
 {
     struct ns_identity raw = identity(), id, other;

@@ -1,4 +1,4 @@
-/* What earns a block more time than LRU gives it is learnt from the references alone. */
+/* The learner finds from references alone which blocks deserve more time than LRU gives them. */
 #include "daemon/learn/learn.h"
 
 #include <criterion/criterion.h>
@@ -30,8 +30,8 @@ static void refer(uint64_t number, uint32_t uses)
     learner_reference(l, hash_of(number), uses, BLOCKS);
 }
 
-/* Half of what DRAM holds is used in turn; so much that never returns comes in between that LRU
- * has lost it each time. */
+/* A set of half of DRAM is used in turn. In between come so many blocks that never return that LRU
+ * has lost the set each time. */
 static void scans_of(uint32_t turns, uint32_t uses_least, uint32_t uses_most)
 {
     static uint64_t other = UINT64_C(1) << 40;
@@ -50,8 +50,8 @@ static void scans(uint32_t turns)
     scans_of(turns, 0, USES_MAX);
 }
 
-/* Each block is used some times within a short while, then never again: what has many uses is dead,
- * and what is new comes back. */
+/* Each block is used several times within a short while, then never again. So a block with many
+ * uses is dead, and a new one comes back. */
 static void bursts(uint32_t blocks)
 {
     static uint64_t next = UINT64_C(1) << 50;
@@ -77,7 +77,7 @@ Test(learner, uses_earn_time_where_scans_pass)
         cr_expect_geq(learner_bonus(l)[u], learner_bonus(l)[u - 1]);
 }
 
-/* What is known of all that comes back is that it was there long ago. */
+/* Of the blocks that come back, it is known only that they were there long ago. */
 Test(learner, having_been_there_long_ago_earns_time_where_scans_pass)
 {
     scans_of(40, USES_LATE, USES_LATE);

@@ -1,5 +1,5 @@
-/* The lookup table: what a reader finds alongside what was set, under a writer that runs or dies, and in memory
- * that a hostile daemon made. test_lookup_table_model.c has all orders of a few steps. */
+/* The lookup table: what a reader finds of the entries that were set, while a writer runs or dies,
+ * and in memory of a hostile daemon. test_lookup_table_model.c has all orders of a few steps. */
 /* Sanitizers: thread */
 #include "daemon/lookup_table/table.h"
 
@@ -162,7 +162,7 @@ Test(lookup_table, a_large_table_has_room_for_each_until_it_is_crowded)
         cr_assert_eq(find(n + i), 0u);
 }
 
-/* More than there is room for: none is lost without a word. */
+/* More entries than there is room for: none is lost silently. */
 Test(lookup_table, what_has_no_room_is_counted)
 {
     uint32_t room = UCM_LOOKUP_TABLE_MIN_BUCKETS * UCM_LOOKUP_TABLE_ENTRIES, found = 0;
@@ -216,7 +216,7 @@ Test(lookup_table, nobody_else_writes)
     cr_expect_eq(mprotect(p, 4096, PROT_READ | PROT_WRITE), -1);
     cr_expect_eq(ftruncate(lookup_table_fd(h), 0), -1);
     cr_expect_eq(pwrite(lookup_table_fd(h), "x", 1, 0), -1);
-    /* Its mode does not stop the superuser, the seals do. */
+    /* The file's mode does not stop the superuser, but the memfd seals do. */
     snprintf(path, sizeof(path), "/proc/self/fd/%d", lookup_table_fd(h));
     fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd >= 0) {
@@ -294,7 +294,7 @@ static void look(void)
 
 static void open_churned(void)
 {
-    open_live(1); /* 448 entries: many lie after their own bucket */
+    open_live(1); /* 448 entries: many lie in a bucket after their own */
     for (uint32_t n = 0; n < STABLE; n++)
         set(n, 0, 1);
 }

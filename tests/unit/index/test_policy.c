@@ -165,7 +165,7 @@ Test(policy, the_chain_that_was_used_last_stays_longest)
         cr_assert_eq(evict(), i);
 }
 
-/* Blocks come in without end; the one that is used now and then survives, the others do not. */
+/* Blocks come in without end. The one that is used now and then survives; the others do not. */
 Test(policy, a_used_block_outlives_a_scan)
 {
     block_ref used = add(0);
@@ -220,7 +220,7 @@ static uint32_t come_and_go(uint32_t first)
     return known;
 }
 
-/* Ghosts are kept in sets by their hash: some leave before their time. */
+/* Ghosts are kept in sets by their hash, so some leave before their time. */
 Test(policy, a_small_dram_remembers_a_block_for_a_while)
 {
     come_and_go(0);
@@ -232,7 +232,7 @@ Test(policy, a_small_dram_remembers_a_block_for_a_while)
     cr_expect_leq(come_and_go(0), 5);
 }
 
-/* A head without a tail still serves; a tail without its head does not. */
+/* A head without its tail still serves. A tail without its head does not. */
 Test(policy, the_head_of_a_chain_that_comes_back_counts_as_often_as_its_tail)
 {
     block_ref refs[8];
@@ -256,8 +256,8 @@ Test(policy, the_head_of_a_chain_that_comes_back_counts_as_often_as_its_tail)
         cr_expect_eq(evict(), i < 4 ? 20 + i : i - 4);
 }
 
-/* A set that is used in turn, with so much else in between that LRU never has a block when it is
- * wanted. */
+/* The blocks of a set are used in turn, with so many others in between that LRU never has one in
+ * time. */
 Test(policy, learns_to_keep_what_comes_back)
 {
     enum { CAPACITY = 200, SET = 100, BETWEEN = 3 };
@@ -327,7 +327,8 @@ Test(policy, what_is_not_in_it_is_not_touched)
     cr_assert_eq(victim(any_cb, NULL, 1), 0);
 }
 
-/* Each is looked at once: then it is aside, and no search meets it again until it comes back. */
+/* A search looks at each pinned block once and puts it aside. No search meets it again until it
+ * comes back. */
 Test(policy, the_pinned_are_looked_at_once)
 {
     uint32_t asked = 0;

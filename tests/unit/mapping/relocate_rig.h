@@ -1,5 +1,5 @@
-/* What the tests of relocations share: a cache with mappings, a copier that copies when a test says so, and a worker
- * that looks at the table of sequence numbers. */
+/* What the tests of relocations share: a cache with mappings, a copier that copies on a test's
+ * word, and a worker that reads the table of sequence numbers. */
 #ifndef UCMD_TESTS_RELOCATE_RIG_H
 #define UCMD_TESTS_RELOCATE_RIG_H
 
@@ -81,7 +81,7 @@ static inline void relocate_close(void)
 
 /* ---- blocks ---- */
 
-/* In DRAM and below, so that nobody uses it; held. */
+/* In DRAM and below, so that no write uses it; held. */
 static inline block_ref stored(struct ns *ns, uint64_t number)
 {
     block_ref ref = store(ns, number);
@@ -101,7 +101,7 @@ static inline void await(enum arena_granted_event event, unsigned n)
     iterate();
 }
 
-/* Moves a part of a block in DRAM that nobody else uses; the mover has a reference. */
+/* Moves an otherwise unused part of a block in DRAM. The mover has a reference. */
 static inline struct grant_place moved(block_ref ref, uint32_t part)
 {
     unsigned ready = rig.mapping_events[GRANTED_READY];

@@ -276,7 +276,7 @@ Test(grant, a_worker_reads_and_never_writes)
         cr_assert_eq(fstat(fds[i], &st), 0);
         cr_expect_eq(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fds[i], 0), MAP_FAILED);
         cr_expect_lt(ftruncate(fds[i], 0), 0);
-        /* One that runs as the daemon's user opens it again. */
+        /* A worker that runs as the daemon's user opens it again. */
         snprintf(path, sizeof(path), "/proc/self/fd/%d", fds[i]);
         again = open(path, O_RDWR | O_CLOEXEC);
         if (again < 0)
@@ -369,7 +369,7 @@ Test(grant, no_more_than_there_are_numbers)
         arena_slot_free(arena, slot[i]);
 }
 
-/* With such small slabs the table ends within a page. */
+/* With such small slabs, the table ends within a page. */
 Test(grant, the_last_of_an_odd_number)
 {
     slot_ref slot[SLABS - 1];

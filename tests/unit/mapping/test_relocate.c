@@ -1,4 +1,5 @@
-/* Parts move into mappings: read there, or copied and exchanged once nobody else uses them. */
+/* Parts move into mappings: they are read there, or copied and exchanged once nothing else uses
+ * them. */
 /* Sanitizers: thread */
 #include "tests/unit/mapping/relocate_rig.h"
 
@@ -114,13 +115,13 @@ Test(relocate, nobody_waits_any_more)
     block_ref ref = stored(rig.one, 1);
     struct mover mv;
 
-    /* For a slab. */
+    /* Cancelled while it waits for a slab. */
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     mapping_move_cancel(&relocations, &mv.m);
     iterate();
     cr_expect_eq(cache_moves(rig.cache), 0u);
     await(GRANTED_READY, 1);
-    /* For the copy, which goes on. */
+    /* Cancelled while it waits for the copy, which goes on. */
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     mapping_move_cancel(&relocations, &mv.m);
     iterate();
@@ -131,7 +132,7 @@ Test(relocate, nobody_waits_any_more)
     cr_expect_eq(mv.calls, 0);
     cr_expect_eq(grant_used_bytes(rig.arena), 0u);
     cr_expect_eq(block_of(ref)->part[0].users, 0u);
-    /* Somebody else asks while the copy goes on. */
+    /* Another caller asks while the copy goes on. */
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     if (n_copies == 0)
         await(GRANTED_READY, 2);
@@ -271,7 +272,7 @@ Test(relocate, a_read_that_nobody_waits_for)
 
 /* ---- with other things that the cache does ---- */
 
-/* Their memory ends with the daemon. */
+/* The memory of mappings ends with the daemon. */
 Test(relocate, a_snapshot_leaves_them_out)
 {
     char directory[] = "/dev/shm/ucm-test-relocate-XXXXXX", why[PERSIST_WHY_BYTES];

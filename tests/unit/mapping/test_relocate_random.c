@@ -1,5 +1,5 @@
-/* Everything that happens to parts in mappings, at random: a reader that knows a place finds its
- * bytes there, or another seq; and nothing is left over. UCM_SEED repeats a run. */
+/* Everything that happens to parts in mappings, at random. A reader that knows a place finds its
+ * bytes there, or another sequence number. Nothing is left over. UCM_SEED repeats a run. */
 #include "tests/unit/mapping/relocate_rig.h"
 #include "tests/unit/random.h"
 
@@ -45,7 +45,7 @@ static struct ns *some_ns(void)
     return below(2) ? rig.one : other;
 }
 
-/* A block that a lookup finds; leased. 0: that one is not there. */
+/* A block that a lookup finds and leases; 0: it is not there. */
 static block_ref some_block(void)
 {
     block_ref ref = find(some_ns(), below(KEYS));

@@ -76,7 +76,7 @@ Test(mapping_slots, what_is_used_or_waits_to_be_written_stays)
     drop(late);
 }
 
-/* Ordinary searches pass over blocks in mappings, whose slots are of no use to them. */
+/* Ordinary searches pass over blocks in mappings: they can't use those slots. */
 Test(mapping_slots, ordinary_space_comes_from_ordinary_slots)
 {
     block_ref ref;
@@ -172,7 +172,7 @@ Test(mapping_slots, what_was_in_vain_is_remembered_for_a_turn)
         drop(late[i]);
 }
 
-/* However much one tenant begins, the other may begin as much. */
+/* However many relocations one tenant begins, the other may begin as many. */
 Test(mapping_slots, tenants_have_equal_parts_of_the_relocations)
 {
     struct mover mine[3], others[3];

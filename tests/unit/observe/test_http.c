@@ -49,7 +49,7 @@ static void publish(uint64_t uptime_ms)
     published_commit(published);
 }
 
-/* In place of the daemon's loop: publishes when it is asked. */
+/* In place of the daemon's event loop: publishes when it is asked. */
 static void *loop_main(void *arg)
 {
     unsigned seen = 0;
@@ -235,7 +235,8 @@ static size_t heap_bytes(void)
     return m.uordblks + m.hblkhd;
 }
 
-/* Each listener has its places, and a client that sends its request is served before those that don't. */
+/* Each listener has places of its own. A client that sends its request is served before those that
+ * send none. */
 Test(http, a_thousand_that_say_nothing)
 {
     static int crowd[CROWD];
@@ -285,7 +286,7 @@ Test(http, a_request_drop_by_drop_ends_with_its_time)
     close(fd);
 }
 
-/* They ask for more than their socket holds, and read nothing. */
+/* Clients ask for more than their socket holds, and read nothing. */
 Test(http, slow_readers_make_room)
 {
     int slow[HTTP_CONNECTIONS], bytes = 4096;
@@ -389,7 +390,7 @@ Test(http, without_descriptors_it_rests)
     close(fd);
 }
 
-/* Closing does not wait for those who do not read, or did not ask. */
+/* Closing does not wait for clients that do not read, or did not ask. */
 Test(http, the_end_waits_for_nobody)
 {
     uint64_t begun_ms;

@@ -1,4 +1,5 @@
-/* The estimate against an exact LRU stack, on the workloads of the eviction study; -v prints both. */
+/* Compares the estimate with an exact LRU stack, on the workloads of the eviction study. -v prints
+ * both. */
 #include "daemon/trace/reuse.h"
 #include "tests/reference/policy_workloads.h"
 
@@ -140,7 +141,7 @@ NEAR(sessions, "sessions")
 NEAR(shift, "shift")
 NEAR(tenants, "tenants")
 
-/* A million keys a second, each of them new or of a small set, and a clock that stands or goes on. */
+/* A million keys a second, each of them new or from a small set. The clock stands or goes on. */
 static uint64_t sampled_in_a_second(bool anew, uint64_t *all)
 {
     static uint8_t keys[4096 * 32];
@@ -181,7 +182,8 @@ Test(reuse, a_small_sample_stays)
     cr_assert_geq(last, 250 * 60, "%lu", (unsigned long)last); /* 250 lookups, 60 keys of each */
 }
 
-/* Each key is used ten times in a row, and never again: nine of ten are hits, whatever fits. */
+/* Each key is used ten times in a row, and never again. Nine of ten uses are hits in a cache of any
+ * size. */
 Test(reuse, what_is_used_again_at_once_is_a_hit)
 {
     const uint64_t bytes[REUSE_TIERS] = {(uint64_t)BLOCK_BYTES << 10, 0};
@@ -203,8 +205,8 @@ Test(reuse, what_is_used_again_at_once_is_a_hit)
                   "%u", m.hit_permille[REUSE_DRAM][k]);
 }
 
-/* Any of 16,384 keys, each as likely: an LRU cache hits as often as it holds a key. The burst's keys are of no
- * other use. */
+/* Any of 16,384 keys, each as likely, so an LRU cache's hit rate is the share of keys that it
+ * holds. Only the burst uses its keys. */
 #define HOUR_S 3600u
 #define UNIFORM_KEYS 16384u
 
@@ -294,8 +296,8 @@ Test(reuse, a_sample_that_a_burst_shrank_grows_again, .timeout = 120)
     reuse_free(d.r);
 }
 
-/* Keys whose first eight bytes follow from the last eight, or differ in the middle only: a peer may send
- * any. */
+/* Keys whose first eight bytes follow from the last eight, or that differ only in the middle. A
+ * peer may send any keys. */
 static void keys_alike(bool middle, uint8_t *keys, uint32_t n)
 {
     memset(keys, 0, (size_t)n * 32);

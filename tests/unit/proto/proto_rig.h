@@ -1,4 +1,4 @@
-/* For the tests of messages: one encoded, and opened from a frame that a test may bend. */
+/* For the tests of messages: a message encoded, and opened from a frame that a test may damage. */
 #ifndef UCM_TESTS_UNIT_PROTO_RIG_H
 #define UCM_TESTS_UNIT_PROTO_RIG_H
 
@@ -13,7 +13,7 @@
 
 #define LIMIT (4u << 20)
 
-/* A message opened from a frame of its own, so that a test may bend it before it is decoded. */
+/* A message opened from a frame of its own, so that a test may damage it before it is decoded. */
 struct opened {
     struct proto_buf buf;
     struct proto_envelope env;

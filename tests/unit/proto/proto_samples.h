@@ -1,5 +1,5 @@
-/* One value of every message of the wire, with every field set, as its table allows it; and the frames that they make. The
- * round trips and the seeds in tests/fuzz/corpus/proto/ are made from these. */
+/* A sample of every message of the wire, with every field set as its table allows it, and the frame
+ * that it makes. The round trips and the seeds in tests/fuzz/corpus/proto/ are made from these. */
 #ifndef UCM_TESTS_PROTO_SAMPLES_H
 #define UCM_TESTS_PROTO_SAMPLES_H
 
@@ -26,7 +26,7 @@ static inline uint64_t sample_clamp(const struct proto_field *f, uint64_t v)
     return v < f->min ? f->min : v > f->max ? f->max : v;
 }
 
-/* What an array or a text shows: so many entries, or bytes. */
+/* How many entries or bytes a sample's array or text has. */
 static inline struct proto_view sample_view(const struct proto_field *f, unsigned salt)
 {
     static uint32_t numbers[SAMPLE_ENTRIES + 1];

@@ -12,7 +12,8 @@ Test(errors, texts_are_cut_between_characters)
     for (size_t i = 0; i < 300; i += 2)
         memcpy(two + i, "\xc3\xa9", 3);
     cr_assert_eq(ucm_error_set(&e, UCM_WIRE_IO, "%s", two), -UCM_WIRE_IO);
-    cr_assert_eq(strlen(e.text), 238); /* 239 bytes have room, the last would be half a character */
+    /* there is room for 239 bytes; the last one would be half a character */
+    cr_assert_eq(strlen(e.text), 238);
     cr_assert_eq(ucm_error_set(&e, UCM_WIRE_IO, "x%s", two), -UCM_WIRE_IO);
     cr_assert_eq(strlen(e.text), 239);
     cr_assert_eq(ucm_error_set(&e, UCM_WIRE_IO, "%s", "short"), -UCM_WIRE_IO);

@@ -1,9 +1,9 @@
-/* The lookup table: every order in which a writer's stores may take effect between a reader's loads, with the real
- * functions of both.
+/* The lookup table: every order in which a writer's stores may take effect between a reader's
+ * loads. Both use the real functions.
  *
- * There is one writer, its stores are releases, and all loads acquires. So a reader's loads see,
- * one after another, growing prefixes of the writer's stores: a load that saw a store has seen all
- * stores before it. The model runs all of these orders. */
+ * There is one writer, its stores are releases, and all loads acquires. So a load that saw a store
+ * has seen all stores before it, and later loads see at least as many. The model runs all of these
+ * orders. */
 #include <stdatomic.h>
 #include <stdint.h>
 
@@ -90,7 +90,8 @@ static bool next_order(void)
     return false;
 }
 
-/* Two lookups of a key in each order: which pairs of tiers they may see. seen[a][b] counts. Returns the runs. */
+/* Two lookups of a key in each order. seen[a][b] counts the runs in which they saw tiers a and b.
+ * Returns all runs. */
 static unsigned explore(uint64_t hash, unsigned seen[4][4])
 {
     const struct ucm_lookup_table_view view = {.bucket = table, .mask = BUCKETS - 1};
@@ -115,7 +116,7 @@ static unsigned explore(uint64_t hash, unsigned seen[4][4])
     return runs;
 }
 
-/* A hash of own bucket 2; keys of one `kind` have the same tag. */
+/* A hash whose own bucket is 2; keys of one `kind` have the same tag. */
 static uint64_t key(uint64_t number, uint64_t kind)
 {
     return 2 | kind << 57 | (number + 1) << 32;
@@ -193,7 +194,7 @@ Test(lookup_table_model, what_goes_is_not_seen_again)
     }
 }
 
-/* Whatever comes and goes around it, in its own bucket or after. */
+/* Other entries come and go around it, in its own bucket or after. */
 Test(lookup_table_model, what_stays_is_always_seen)
 {
     unsigned seen[4][4], runs = 0;
@@ -212,7 +213,7 @@ Test(lookup_table_model, what_stays_is_always_seen)
     cr_expect_gt(runs, 200u);
 }
 
-/* It lies two buckets after its own, and one that lay there, too, or further, goes. */
+/* The entry lies two buckets after its own. Another one, as far away or further, goes. */
 Test(lookup_table_model, what_stays_far_behind_is_always_seen)
 {
     unsigned seen[4][4], runs = 0;
@@ -221,7 +222,7 @@ Test(lookup_table_model, what_stays_far_behind_is_always_seen)
         begin(7);
         for (unsigned i = 0; i < 7; i++) /* of the next bucket */
             set(key(20 + i, i) + 1, 1);
-        for (unsigned i = 0; i < 8; i++) /* until one of its own lies three after it */
+        for (unsigned i = 0; i < 8; i++) /* until one of its own entries lies three after it */
             set(key(10 + i, 9), i == first ? 3 : 1);
         cr_assert_eq(
             ucm_lookup_table_find(

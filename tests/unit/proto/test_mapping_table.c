@@ -1,5 +1,6 @@
-/* The sequence numbers of a mapping: every order in which a writer's and a reader's steps may take effect, with
- * what the fences leave open; and the functions of proto/memory/mapping.h, between threads. */
+/* The sequence numbers of a mapping: every order that the fences leave open, in which a writer's
+ * and a reader's steps may take effect. And the functions of proto/memory/mapping.h, between
+ * threads. */
 /* Sanitizers: thread */
 #include "proto/memory/mapping.h"
 
@@ -10,9 +11,9 @@
 /* ---- a model ----
  *
  * A slot has two words. The daemon fills it twice; a reader learned the place after the first time.
- * Each process has a list of steps and what must come before what; every other order may happen, be
- * it by processor or compiler. The model runs all of them, and counts those in which the reader
- * believes what it must not. */
+ * Each process has a list of steps, and which must come before which. Every other order may happen,
+ * by the processor or the compiler. The model runs all of them, and counts those in which the
+ * reader believes wrong bytes. */
 
 enum { GENERATION, WORD_0, WORD_1, VARIABLES };
 #define TOLD 2 /* the sequence number of the bytes 1 1 */
@@ -78,8 +79,8 @@ static unsigned add(struct model *m, int variable, int store, unsigned behind)
 
 enum { FENCE_RETRACT = 1, RELEASE = 2, ACQUIRE = 4, FENCE_END = 8, ALL = 15 };
 
-/* The slot holds 1 1, is announced, and is filled with 2 2 and then with 3 3. ordered: those of the
- * four orders that hold. */
+/* The slot holds 1 1, is announced, and is filled with 2 2 and then with 3 3. ordered: which of the
+ * four orderings hold. */
 static struct model run(unsigned ordered)
 {
     struct model m = {.value = {TOLD, 1, 1}};
@@ -112,8 +113,8 @@ Test(mapping_table, no_order_shows_other_bytes)
     cr_expect_gt(m.runs, 1000u);
 }
 
-/* Release and acquire matter to a reader that knows the sequence number which is being published:
- * below. */
+/* Release and acquire matter to a reader that knows the sequence number that is being published:
+ * see the next test. */
 Test(mapping_table, each_fence_is_needed)
 {
     cr_expect_gt(run(ALL & ~FENCE_RETRACT).wrong, 0u);

@@ -44,7 +44,7 @@ Test(proto, every_message_comes_back_as_it_was)
     }
 }
 
-/* What a sender leaves out reads as zero, and costs no byte. */
+/* A field that a sender leaves out reads as zero, and costs no byte. */
 Test(proto, optional_fields_are_left_out)
 {
     struct msg_lookup in = {.ns = 1, .keys = {(const uint8_t *)"0123456789abcdef", 16}}, out;

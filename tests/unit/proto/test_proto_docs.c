@@ -1,5 +1,5 @@
-/* docs/methods.md and docs/protocol.md against the tables: they have every method, field, bound,
- * limit and error of the code. So `make docs` reads the same in the headers as the compiler. Frames
+/* Compares docs/methods.md and docs/protocol.md with the tables: they have every method, field,
+ * bound, limit and error of the code. So `make docs` reads the headers as the compiler does. Frames
  * and vectors: tests/integration/test_protocol.py. */
 #include "proto/tables.h"
 #include "tests/unit/proto/docs_page.h"

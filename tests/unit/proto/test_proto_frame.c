@@ -1,4 +1,5 @@
-/* Frames and envelopes: what hostile bytes get, and how frames are built. tests/fuzz/fuzz_proto.c bends them at random. */
+/* Frames and envelopes: how hostile bytes are refused, and how frames are built.
+ * tests/fuzz/fuzz_proto.c changes them at random. */
 #include "proto/proto.h"
 #include "tests/unit/proto/proto_samples.h"
 
@@ -39,7 +40,7 @@ static void assert_sound(const uint8_t *p, size_t n)
     cr_assert_eq(check(p, n, &e), 0, "%s", e.text);
 }
 
-/* ---- the walk ---- */
+/* ---- the checker ---- */
 
 Test(proto_frame, length_is_big_endian)
 {
@@ -252,7 +253,8 @@ Test(proto_frame, wrong_shapes_do_not_open)
                       "an error must be");
 }
 
-/* A request whose number can be read is answered under it, wherever it breaks afterwards. */
+/* A request whose number can be read is answered under that number, wherever it breaks afterwards.
+ */
 Test(proto_frame, broken_requests_can_be_answered)
 {
     struct opening o = open_bytes(BYTES("\x94\x00\xce\x00\x01\x00\x02\xa6lookup\xc1"));
@@ -263,7 +265,7 @@ Test(proto_frame, broken_requests_can_be_answered)
     cr_assert_eq(o.env.msgid, 0x10002);
     o = open_bytes(BYTES("\x94\x00\x07\xa6lookup\x90"));
     cr_assert(o.rc < 0 && o.answerable && o.env.msgid == 7);
-    /* Sound, in a longer form than needed. */
+    /* Valid, in a longer form than needed. */
     o = open_bytes(BYTES("\xdc\x00\x04\x00\xcf\x00\x00\x00\x00\x00\x00\x00\x07\xa6lookup\x90"));
     cr_assert(o.rc < 0 && o.answerable && o.env.msgid == 7);
 }
@@ -454,7 +456,7 @@ Test(proto_frame, packed_params_go_in_as_they_are)
     proto_buf_free(&b);
 }
 
-/* ---- all frames, bent ---- */
+/* ---- all frames, damaged ---- */
 
 static void each_frame(void (*visit)(const uint8_t *body, size_t n, enum ucm_method method))
 {

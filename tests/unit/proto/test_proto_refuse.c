@@ -1,4 +1,5 @@
-/* Messages: every field refuses what its table says, with a sentence; what text and integers may be. */
+/* Messages: every field refuses what its table forbids, with a sentence; which text and integers
+ * are valid. */
 #include "tests/unit/proto/proto_rig.h"
 
 /* ---- refusals, for every field of every table ---- */

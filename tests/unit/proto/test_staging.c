@@ -1,6 +1,6 @@
-/* The words that daemon and copy agent share: of claimed and revoked only one happens, an abandoned
- * ring is never claimed again, and no order that would reach outside of entry or region is sound.
- */
+/* The words that daemon and copy agent share. An order is either claimed or revoked, never both. An
+ * abandoned ring is never claimed again. An order that reaches outside of its entry or region is
+ * refused. */
 /* Sanitizers: thread */
 #include "proto/memory/staging.h"
 
@@ -246,7 +246,7 @@ static uint32_t edge(uint64_t *seed)
     return edges[*seed >> 60];
 }
 
-/* Of ten thousand orders made of edge values, each that passes the check stays within entry, planes
+/* Ten thousand orders made of edge values: each that passes the check stays within entry, planes
  * and region. */
 Test(staging, no_order_that_is_sound_reaches_outside)
 {
