@@ -192,7 +192,6 @@ Test(rope, a_turn_is_a_rotation_from_scratch)
                 }
 }
 
-/* Half a step of float32 below 1, wherever the positions are. */
 /* Rows of several tokens are rotated like rows of one, wherever their tokens lie. */
 static void check_columns(const struct ucm_rope_spec *s, uint32_t run, bool in_place,
                           uint64_t *state)
@@ -240,6 +239,7 @@ Test(rope, rows_of_several_tokens)
             }
 }
 
+/* The error is half a step of float32 below 1, wherever the positions are. */
 Test(rope, angles_are_exact_at_a_million)
 {
     uint64_t state = 2;
