@@ -1,6 +1,6 @@
-/* A shared tier in memory for the cache's tests: files that a test sees, operations that end when
- * it says so, in one of the ways that a server has. shared_fake.c has the module's functions over
- * it, which take the place of the module's own when a program is linked. */
+/* A shared tier in memory for the cache's tests. A test sees its files, and decides when and how an
+ * operation ends. shared_fake.c has the module's functions over it, which replace the module's own
+ * when a program is linked. */
 #ifndef UCMD_TESTS_SHARED_FAKE_H
 #define UCMD_TESTS_SHARED_FAKE_H
 
@@ -28,7 +28,7 @@ struct shared {
     int refuse;        /* what submit answers; 0: accepts */
     unsigned refuse_n; /* so often */
     bool refused;      /* ready_cb is owed */
-    shared_root_id to; /* where writes go whose root is left to the shared tier */
+    shared_root_id to; /* where writes go if the caller names no root */
     struct shared_lookup *lookup;
     int lookup_error;
     struct shared_purge *purge;
@@ -138,8 +138,7 @@ static inline struct shared_io *fake_shared_at(struct shared *s, unsigned i)
     return LIST_ENTRY(n, struct shared_io, link);
 }
 
-/* What a read finds, or a write leaves behind. Bytes that are not to be believed stand in the slot
- * of a read that fails. */
+/* What a read finds, or a write leaves there. A read that fails leaves wrong bytes in the slot. */
 static inline int fake_shared_do(struct shared *s, struct shared_io *io, int status)
 {
     struct fake_file *f = io->write ? NULL : fake_file_find(s, &io->id, io->root);

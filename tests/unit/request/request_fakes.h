@@ -22,7 +22,7 @@ struct conn {
     bool freed;
 };
 
-/* ---- threads for summaries, whose work is done when a test says so ---- */
+/* ---- threads for summaries, which work when a test says so ---- */
 
 struct summary_pool {
     struct list jobs;

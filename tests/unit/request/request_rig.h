@@ -74,7 +74,7 @@ static inline void open_door(void)
         iterate();
 }
 
-/* What the session has is from now on that of an operator, or of another user. */
+/* From now on the session is that of an operator, or of another user. */
 static inline void become(bool admin)
 {
     struct session *s = door.session;
@@ -187,7 +187,7 @@ static inline int answer_code(uint32_t msgid)
     return code;
 }
 
-/* What a result says; views into the answer's frame. */
+/* Decodes a result; its views point into the answer's frame. */
 static inline void result_of(uint32_t msgid, const struct proto_message *m, void *out)
 {
     struct proto_envelope env;

@@ -1,4 +1,4 @@
-/* What a client has to give back by when, by a clock of the test's own. */
+/* Which slabs a client has to give back by when, by a clock of the test's own. */
 #include "daemon/mapping/map.h"
 
 #include <criterion/criterion.h>
@@ -51,7 +51,7 @@ Test(mapped_slabs, who_does_not_is)
     cr_expect_eq(mapped_slabs_expire(&map, 6000), 1u);
 }
 
-/* A slab that is wanted back late in another one's time has a time of its own. */
+/* A slab that is wanted back shortly before another one is due has a time of its own. */
 Test(mapped_slabs, each_has_its_time)
 {
     cr_assert(mapped_slabs_revoke(&map, 0, 1000));
@@ -67,7 +67,8 @@ Test(mapped_slabs, each_has_its_time)
     cr_expect_eq(mapped_slabs_expire(&map, 16000), 1u);
 }
 
-/* However they come and go: nobody is late before MAPPING_REVOKE_MS, and all that is kept is late within twice that. */
+/* Slabs come and go at random. None is late before MAPPING_REVOKE_MS, and each that the client
+ * keeps is late within twice that. */
 Test(mapped_slabs, random_times)
 {
     uint64_t since[SLABS] = {0}, now = 1;

@@ -52,7 +52,8 @@ static void close_all(void)
 
 TestSuite(request, .init = open_all, .fini = close_all);
 
-/* An open region of `blocks` blocks, of a plane for each layer that nobody looks at. Returns its name. */
+/* Opens a region of `blocks` blocks, with a plane for each layer, whose bytes no test reads.
+ * Returns its name. */
 static uint32_t region_open(struct ns *ns, uint32_t blocks)
 {
     struct session *s = door.session;
@@ -135,7 +136,8 @@ static uint32_t load_many(struct ns *ns)
     return load_range(region_open(ns, MANY), 1, MANY);
 }
 
-/* The device and the tier do what they are asked for, until the answer is there. Returns how many of its blocks have that status. */
+/* Ends the device's and the tier's operations until the answer is there. Returns how many of its
+ * blocks have that status. */
 static uint32_t answered_with(uint32_t id, enum ucm_block_status status)
 {
     struct msg_blocks_r r;
@@ -173,7 +175,7 @@ Test(request, a_full_device_makes_no_block_miss)
     cr_assert_gt(gpu.refused, 0u);
     cr_assert_null(answer_of(id));
     gpu.full = false;
-    cache_arena_grew(rig.cache); /* somebody else's copy ends */
+    cache_arena_grew(rig.cache); /* another request's copy ends */
     cr_expect_eq(answered_with(id, UCM_BLOCK_OK), (uint32_t)MANY);
     cr_expect_eq(gpu.copied, (unsigned)MANY);
 }
@@ -250,8 +252,8 @@ Test(request, a_large_load_alone_fills_the_queue_of_the_tier)
     cr_expect_geq(rig.tier.n_pending, 100u);
 }
 
-/* Ends every read but that of `spared`, oldest first, until there is none. Returns how many reads of
- * the first load had ended when the last of the second did, or the other way round. */
+/* Ends every read but that of `spared`, oldest first, until none is left. Neither load is ever more
+ * than 32 reads ahead of the other. */
 static void expect_turns(uint64_t spared, uint32_t half)
 {
     unsigned ended[2] = {0, 0};
@@ -271,8 +273,8 @@ static void expect_turns(uint64_t spared, uint32_t half)
     }
 }
 
-/* While a small load reads, and for some time afterwards, large loads have few reads under way
- * together, and take turns. */
+/* While a small load reads, and for some time afterwards, large loads together have few reads under
+ * way, and take turns. */
 Test(request, large_loads_leave_the_tier_to_a_small_one)
 {
     enum { HALF = 200 };
@@ -334,7 +336,7 @@ Test(request, large_loads_fill_the_queue_again)
     cr_expect_geq(rig.tier.n_pending, 100u);
 }
 
-/* Whose turn it is ends: the next one reads. */
+/* The load whose turn it is ends, so the next one reads. */
 Test(request, a_load_that_is_cancelled_hands_its_turn_on)
 {
     uint32_t region = region_open(store_many(), MANY), first;
@@ -349,8 +351,8 @@ Test(request, a_load_that_is_cancelled_hands_its_turn_on)
     cr_expect_eq(reads_of(201, 200), 16u);
 }
 
-/* Four loads have a quarter of the arena each, two parts. A fifth waits for space, and has what is
- * released next. */
+/* Four loads have a quarter of the arena each, two parts. A fifth waits for space, and gets the
+ * next parts that are released. */
 Test(request, space_goes_to_who_has_none)
 {
     uint32_t region = region_open(rig.one, 32);
@@ -419,7 +421,7 @@ Test(request, a_search_on_the_shared_tier_counts_as_memory)
     cr_expect_eq(taken(LIMIT_MEMORY), idle);
 }
 
-/* Others' requests begin, whatever one has under way, and all come back. */
+/* Others' requests begin, whatever one client has under way, and all are answered. */
 Test(request, requests_under_way_are_bounded_by_tenant)
 {
     uint32_t region = region_open(store_many(), 1);
@@ -480,7 +482,7 @@ static uint32_t lease_one(uint64_t key)
     return (uint32_t)r.lease;
 }
 
-/* The client forgot it when it sent the load. */
+/* The client forgot the lease when it sent the load. */
 Test(request, a_load_that_is_refused_ends_its_lease)
 {
     uint32_t region = region_open(rig.one, 4);
@@ -495,7 +497,7 @@ Test(request, a_load_that_is_refused_ends_its_lease)
     cr_expect_eq(rig.metrics.leases, 0u);
 }
 
-/* A connection that closes with many leases ends some of them in each iteration of the event loop. */
+/* When a connection with many leases closes, each iteration of the event loop ends some of them. */
 Test(request, leases_of_a_closed_connection_end_in_turns)
 {
     static block_ref refs[LEASED_KEYS_PER_TURN];

@@ -105,7 +105,8 @@ Test(summary_sequence, a_block_evicted_by_name_is_left_out)
     cr_expect_eq(appended(append(open_sequence(), 1, 3, false)).missing, 2u);
 }
 
-/* One block, named often: what a sequence has to let go of takes several iterations of the event loop. */
+/* One block, named often: to release all references of the sequence takes several iterations of the
+ * event loop. */
 Test(summary_sequence, a_long_sequence_ends_in_turns)
 {
     static uint8_t same[UCM_MAX_KEYS * 16];

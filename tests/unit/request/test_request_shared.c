@@ -73,7 +73,8 @@ Test(request_shared, others_are_answered_while_one_waits)
     cr_expect_eq(lookup_result(slow).hits, 0u);
 }
 
-/* As long as the caller says, at most shared.lookup_timeout; for one who comes back for the answer, at most shared.timeout. */
+/* A lookup waits as long as the caller says, at most shared.lookup_timeout. For a caller that asks
+ * again for the answer, the bound is shared.timeout. */
 Test(request_shared, who_waits_how_long)
 {
     static const struct {
@@ -250,8 +251,8 @@ static bool any(void *ctx, block_ref ref)
     return true;
 }
 
-/* Blocks that come one after another are one chain to the policy, whose tail leaves first. A lookup between them, which found
- * nothing, says that they are two. */
+/* The policy takes blocks that come one after another for one sequence, whose tail leaves first. A
+ * lookup between them that found nothing makes them two. */
 static void expect_two_chains(bool base)
 {
     if (base) { /* what encoding.open does */
@@ -335,7 +336,7 @@ Test(request_shared, an_eviction_by_key_is_cancelled)
     cr_expect_null(shared.removal);
 }
 
-/* Lookups have found the files before they went: one has noted that, the other is about to. */
+/* Two lookups have found the files before they went. One has noted that, the other is about to. */
 Test(request_shared, what_came_of_a_file_that_is_evicted_goes_too)
 {
     struct msg_keys m = {.ns = rig.one->id, .keys = chain(1, 2)};
@@ -366,7 +367,8 @@ Test(request_shared, what_is_stored_while_its_files_go_stays)
     shared.refuse_n = 0;
 }
 
-/* A lease deletions it: it goes with its last user, its files at once. A pin keeps it, with its files. */
+/* A leased block is marked for deletion: it goes with its last user, and its files go at once. A
+ * pinned block stays, with its files. */
 Test(request_shared, blocks_in_use_lose_their_files_and_pinned_ones_do_not)
 {
     struct msg_evict m = {.ns = rig.one->id, .keys = chain(1, 2)};

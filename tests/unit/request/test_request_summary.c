@@ -43,7 +43,8 @@ Test(summaries, evicted_by_name_while_it_is_built)
     msgid = build(1, 1);
     chained = append(open_sequence(), 1, 1, true);
     ref = index_find(rig.index, derived, chain(1, 1).p);
-    /* Nothing of it is whole yet, so there is nothing to evict; its part is of the base. */
+    /* No part of the summary is whole yet, so there is nothing to evict. The part in use is the
+     * base's. */
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_NONE);
     cr_expect_eq(cache_evict(rig.cache, find(rig.one, 1), CACHE_ALL), CACHE_EVICT_LATER);
     work();
@@ -140,7 +141,8 @@ Test(summaries, a_draining_daemon_begins_none)
     cr_expect_eq(answer_code(build(1, 1)), UCM_WIRE_SHUTDOWN);
 }
 
-/* The daemon's end does not wait for builds: one of many layers takes longer than it may. */
+/* The daemon's end does not wait for builds: a build of many layers takes longer than the end may.
+ */
 Test(summaries, builds_end_with_the_daemon)
 {
     uint32_t msgid;

@@ -35,7 +35,7 @@ Test(summary_bounds, keys_that_are_missing_take_no_memory)
     }
 }
 
-/* Others find some of the memory, and requests half of it, whatever one user's sequences take. */
+/* Whatever one user's sequences take, other users find memory, and requests find half of it. */
 Test(summary_bounds, a_user_takes_a_part_of_the_memory)
 {
     const uint64_t limit = 24 << 10;
@@ -64,7 +64,7 @@ Test(summary_bounds, a_user_takes_a_part_of_the_memory)
     memory_return(door.session, left + limit / 4);
 }
 
-/* Tenant "t" is not the uid's own: three quarters of three quarters are one uid's. */
+/* Tenant "t" may have several uids, so one uid gets three quarters of three quarters. */
 Test(summary_bounds, a_user_holds_a_part_of_the_summaries)
 {
     uint32_t name = sequence_of(1), held;
@@ -84,7 +84,7 @@ static int lease_code(uint64_t first, uint32_t n)
     return answer_code(call(UCM_METHOD_LOOKUP, &proto_lookup, &m));
 }
 
-/* Others can store and lease, whatever one user's leases and sequences cover. */
+/* Whatever one user's leases and sequences cover, others can store and lease. */
 Test(summary_bounds, a_user_leases_a_part_of_what_there_is)
 {
     uint64_t all = arena_bytes_configured(rig.arena) / ns_part_bytes(rig.one, 0);
@@ -129,7 +129,7 @@ static uint32_t ask_prefetch(const uint32_t *sequences, uint32_t n)
     return call(UCM_METHOD_SELECT, &proto_select, &m);
 }
 
-/* One for each sequence, in whatever order their rows come. */
+/* One prefetch for each sequence, in whatever order their rows come. */
 Test(summary_bounds, prefetches_of_a_selection_are_few)
 {
     uint32_t a = open_sequence(), b = open_sequence(), rows[8] = {a, b, a, b, a, b, a, b};

@@ -1,5 +1,5 @@
-/* Builds of summaries of a tenant at its maximum of DRAM: they wait for its own blocks only,
- * nothing waits for them, and they fail if nothing under way could make room. */
+/* Builds of summaries of a tenant at its maximum of DRAM. They wait for the tenant's own blocks
+ * only, and nothing waits for them. They fail if nothing under way could make room. */
 #include "tests/unit/request/summary_rig.h"
 
 #define SLOT (MIB / 4)
@@ -21,7 +21,7 @@ static void written(void)
 
 static block_ref held[2];
 
-/* Blocks 1 and 2 in use are all that the tenant gets. */
+/* Blocks 1 and 2, which are in use, fill the tenant's maximum. */
 static void open_at_most(void)
 {
     struct waiter w;
@@ -108,7 +108,8 @@ Test(summary_quota, what_is_stored_goes_without_its_summary)
     let_go(1);
 }
 
-/* The summary can't be read, and what it would be built of finds no room: an answer, not a wait for the deadline. */
+/* The summary can't be read, and the blocks to build it from find no room. The request is answered
+ * at once, not at the deadline. */
 Test(summary_shares, an_unreadable_summary_beyond_what_its_tenant_gets_is_missing)
 {
     uint32_t name = open_sequence(), asked;

@@ -5,8 +5,8 @@
 #include <stdint.h>
 
 /* The servers are in memory, so only timers end a wait of the event loop. The clock stands still
- * while the test runs, and jumps when the event loop would sleep: no test depends on how busy the
- * machine is. 0: the machine's clock. */
+ * while the test runs, and jumps when the event loop would sleep. So no test depends on how busy
+ * the machine is. 0: the machine's clock. */
 extern uint64_t rig_clock_ns;
 
 #endif

@@ -1,6 +1,5 @@
-/* What daemon/shared/backend.h promises, as tests that any backend can be put through. A test
- * program says where a root is (shared_contract_rig.h), then SHARED_CONTRACT(suite, begin, end) makes
- * the tests. */
+/* The promises of daemon/shared/backend.h, as tests for any backend. A test program says where a
+ * root is (shared_contract_rig.h), then SHARED_CONTRACT(suite, begin, end) makes the tests. */
 #ifndef UCMD_TESTS_SHARED_CONTRACT_H
 #define UCMD_TESTS_SHARED_CONTRACT_H
 
@@ -29,8 +28,8 @@ static inline void contract_round_trip(struct contract *c)
     cr_assert_eq(contract_files(c->directory), sizeof(sizes) / sizeof(sizes[0]), "temporary files");
 }
 
-/* An encrypted part: its encryption comes back with it; a copy by name has the encryption header in front of its data, and is as
- * encrypted as the original. */
+/* An encrypted part comes back with its encryption header. A copy by name has that header in front
+ * of its data, and is encrypted as the original is. */
 static inline void contract_encrypted(struct contract *c)
 {
     const uint64_t bytes = 300001, whole = bytes + BLOCK_FILE_ENCRYPTION_BYTES;
@@ -67,7 +66,7 @@ static inline void contract_encrypted(struct contract *c)
     free(copy);
 }
 
-/* Times are the server's: a file's age may decide about its removal. */
+/* Times are the server's, because a file's age may decide about its removal. */
 static inline void contract_read_tells_time(struct contract *c)
 {
     struct timespec times[2] = {{.tv_sec = 1}, {.tv_sec = 1600000000}};
@@ -86,7 +85,7 @@ static inline void contract_read_tells_time(struct contract *c)
         contract_near_now(o.op.mtime_ns);
 }
 
-/* Another run, another host: what one backend wrote the next one reads. */
+/* As after a restart, or on another host: the next backend reads what one backend wrote. */
 static inline void contract_read_by_another(struct contract *c)
 {
     cr_assert_eq(contract_write(c, 1, 5000), 0);
@@ -95,7 +94,7 @@ static inline void contract_read_by_another(struct contract *c)
     cr_assert_eq(contract_read(c, 1, 5000), 0);
 }
 
-/* More at once than the backend does at once, every one with bytes of its own. */
+/* More operations at once than the backend does at once, each with bytes of its own. */
 static inline void contract_many_at_once(struct contract *c)
 {
     struct contract_op *ops = calloc(CONTRACT_OPS, sizeof(*ops));
@@ -131,7 +130,8 @@ static inline int contract_nothing_removed(void)
     return contract_remote && contract_remote->removes_blind ? 0 : -ENOENT;
 }
 
-/* On a root without any directory, in a bucket without the file, and of another length's file. */
+/* Reads on a root without any directory, in a bucket without the file, and of a file of another
+ * length. */
 static inline void contract_missing(struct contract *c)
 {
     uint8_t byte;
@@ -168,7 +168,7 @@ static inline void contract_damage(struct contract *c)
     cr_assert_eq(contract_read(c, 3, bytes), 0);
 }
 
-/* Whole files, and none of them this part: of another key, of a version to come. */
+/* Whole files that are not this part: of another key, of a later version. */
 static inline void contract_other_part(struct contract *c)
 {
     uint64_t bytes;
@@ -226,7 +226,7 @@ static inline void contract_lay_odd(const char *path, const char *beside, unsign
     }
 }
 
-/* A FIFO has no writer: opening it as a file blocks for ever. */
+/* A FIFO without a writer: opening it as a file would block for ever. */
 static inline void contract_not_a_file(struct contract *c)
 {
     char path[512], beside[512];
@@ -282,7 +282,7 @@ static inline void contract_linked_bucket(struct contract *c)
     cr_assert_eq(contract_files(outside), 0);
 }
 
-/* As when hosts dump one block at once: all are content, one file is left. */
+/* Several hosts dump one block at once. All succeed, and one file is left. */
 static inline void contract_writers_of_one(struct contract *c)
 {
     struct contract_op *ops = calloc(CONTRACT_OPS, sizeof(*ops));
@@ -404,7 +404,7 @@ static inline void contract_listing(struct contract *c)
     shared_listing_free(&l);
 }
 
-/* More than one answer of a server has room for; every name once. */
+/* More names than one answer of a server has room for; each is listed once. */
 static inline void contract_long_listing(struct contract *c)
 {
     const unsigned files = contract_remote ? 45 : 1000; /* pages of 20 there, of some 400 here */
@@ -432,7 +432,7 @@ static inline void contract_long_listing(struct contract *c)
     free(seen);
 }
 
-/* As a listing tells it. */
+/* The time that a listing gives. */
 static inline uint64_t contract_mtime(struct contract *c, uint8_t bucket, const char *name)
 {
     struct shared_listing l = contract_list(c, bucket);
@@ -444,7 +444,7 @@ static inline uint64_t contract_mtime(struct contract *c, uint8_t bucket, const 
     return ns;
 }
 
-/* A store whose clock ticks seldom is touched until it has. */
+/* If a store's clock ticks seldom, the file is touched until it has ticked. */
 static inline void contract_touch(struct contract *c)
 {
     struct timespec times[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
@@ -532,7 +532,7 @@ static inline void contract_checks(struct contract *c)
     cr_assert_eq(contract_files(c->directory), 1);
 }
 
-/* A server that was away may first have to look at what was sent to it meanwhile. */
+/* A server that was away may first have to handle what was sent to it meanwhile. */
 static inline void contract_until_up(struct contract *c)
 {
     uint64_t now, end_ns = uv_hrtime() + CONTRACT_DEADLINE_MS * 1000000ull;
@@ -542,7 +542,7 @@ static inline void contract_until_up(struct contract *c)
         cr_assert_lt(uv_hrtime(), end_ns, "still %s", strerror(-status));
 }
 
-/* Operations of which none may be answered, though directories were open before. */
+/* No operation may succeed, although directories were open before. */
 static inline void contract_root_gone(struct contract *c)
 {
     uint64_t now;
@@ -568,7 +568,7 @@ static inline void contract_root_gone(struct contract *c)
     cr_assert_eq(contract_read(c, 15, 700), 0, "noticed by itself");
 }
 
-/* Directories may go while they are in use: somebody empties the root. */
+/* Directories may go while they are in use, because an operator empties the root. */
 static inline void contract_directories_gone(struct contract *c)
 {
     char path[512];
@@ -594,7 +594,7 @@ static inline void contract_directories_gone(struct contract *c)
     }
 }
 
-/* What could be taken back is never done; the rest is, each once. */
+/* Operations that could be taken back are never done. The others are done, each once. */
 static inline void contract_cancel(struct contract *c)
 {
     struct contract_op *ops = calloc(CONTRACT_OPS, sizeof(*ops));
@@ -618,7 +618,7 @@ static inline void contract_cancel(struct contract *c)
     for (unsigned i = 0; i < CONTRACT_OPS; i++) {
         cr_assert(ops[i].status == 0 || ops[i].status == PENDING + 1);
         contract_path(c, 1000 + i, path);
-        /* One that was under way may have come as far as its name. */
+        /* A write that was under way may have got as far as its name. */
         cr_assert(ops[i].status != 0 || contract_exists(path));
     }
     contract_close(c); /* nothing is under way */
@@ -668,7 +668,7 @@ static inline void contract_open_close(struct contract *c)
     SHARED_CONTRACT_CASE(suite, cancel, begin, end)                                                \
     SHARED_CONTRACT_CASE(suite, open_close, begin, end)
 
-/* And of one that has times and listings, and whose objects take each other's place in one step. */
+/* Cases of a store that also has times and listings, and that replaces an object in one step. */
 #define SHARED_CONTRACT_STORE(suite, begin, end)                                                   \
     SHARED_CONTRACT_OBJECTS(suite, begin, end)                                                     \
     SHARED_CONTRACT_CASE(suite, read_tells_time, begin, end)                                       \

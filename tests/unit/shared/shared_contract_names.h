@@ -1,5 +1,5 @@
-/* Files that are known by a listing only, with whose names a namespace's fingerprint can't be made
- * whole: read and written as they are. Included by shared_contract.h. */
+/* Files that are known from a listing only. Their names don't have the whole fingerprint of the
+ * namespace. They are read and written as they are. Included by shared_contract.h. */
 #ifndef UCMD_TESTS_SHARED_CONTRACT_NAMES_H
 #define UCMD_TESTS_SHARED_CONTRACT_NAMES_H
 
@@ -18,7 +18,7 @@ static inline void contract_by_name(struct contract *c)
     cr_assert_eq(contract_run(c, &o), 0);
     cr_assert_eq(o.op.identity[0], o.op.bucket);
 
-    /* What was read makes the same file again. */
+    /* Writing what was read makes the same file again. */
     cr_assert_eq(contract_do(c, SHARED_REMOVE, 16, NULL, 0), 0);
     o.op.verb = SHARED_FIND;
     cr_assert_eq(contract_run(c, &o), -ENOENT);
@@ -29,7 +29,7 @@ static inline void contract_by_name(struct contract *c)
     o.op.verb = SHARED_FIND;
     cr_assert_eq(contract_run(c, &o), 0);
 
-    /* A damaged one is not read, nor one that lies in another's bucket. */
+    /* A damaged file is not read, nor one that lies in another file's bucket. */
     o.op.verb = SHARED_READ;
     contract_path(c, 16, path);
     contract_flip(path, 40, 1);

@@ -1,10 +1,10 @@
 /* Beneath shared_contract.h: a backend, operations on it one by one, and the files on its root.
  *
- * begin(c) of a test fills in `ops`, `target` and `directory`: the same root as `target`, seen as a
- * directory here, for the tests lay and damage files there directly. A server that stands between
- * must not remember attributes of files. A root that can't be seen as a directory has
- * `contract_remote`, and `directory` is "". Every test is a process, with a begin and an end of its
- * own. */
+ * begin(c) of a test fills in `ops`, `target` and `directory`. `directory` is the same root as
+ * `target`, seen as a directory here: tests write and damage files there directly. A server that
+ * stands between must not remember attributes of files. A root that can't be seen as a directory
+ * has `contract_remote`, and `directory` is "". Every test is a process, with a begin and an end of
+ * its own. */
 #ifndef UCMD_TESTS_SHARED_CONTRACT_RIG_H
 #define UCMD_TESTS_SHARED_CONTRACT_RIG_H
 
@@ -31,7 +31,7 @@
 
 #define CONTRACT_OPS 64
 #define CONTRACT_DEADLINE_MS 60000
-#define PENDING 1 /* no status: 0 and -errno are */
+#define PENDING 1 /* no real status, which is 0 or -errno */
 
 /* Files of a root that is not a directory, by their paths. Any thread. */
 struct contract_remote {
@@ -39,9 +39,8 @@ struct contract_remote {
     void (*put)(const char *path, const void *data, uint64_t bytes); /* in one step */
     void (*remove)(const char *path);
     unsigned (*count)(void);
-    bool removes_blind; /* to remove what is not there is no different */
-    bool
-        objects_only; /* an object has neither a time nor no bytes at all, and there is no listing */
+    bool removes_blind; /* removing an object that is not there gives no error */
+    bool objects_only;  /* objects have no time and are never empty; there is no listing */
 };
 static const struct contract_remote *contract_remote;
 
@@ -225,7 +224,7 @@ static inline void contract_right(const uint8_t *data, uint64_t bytes, unsigned 
               bytes_right(data, bytes, number));
 }
 
-/* Reads into other memory; 0 is said only with all bytes right. */
+/* Reads into memory of its own. The status may be 0 only if all bytes are right. */
 static inline int contract_read(struct contract *c, unsigned number, uint64_t bytes)
 {
     uint8_t *data = malloc(bytes);
@@ -376,7 +375,7 @@ static inline void contract_truncate(const char *path, uint64_t to)
     free(data);
 }
 
-/* False: the root knows no such thing. */
+/* False: the root has no such times. */
 static inline bool contract_age(const char *path, const struct timespec times[2])
 {
     if (!contract_remote)
@@ -384,7 +383,7 @@ static inline bool contract_age(const char *path, const struct timespec times[2]
     return !contract_remote;
 }
 
-/* What has this length, and the modes that block files have. */
+/* A file of this length, with the mode of block files. */
 static inline void contract_stored(const char *path, uint64_t bytes)
 {
     char directory[512];
@@ -472,7 +471,7 @@ static inline uint64_t contract_clock_ns(void)
 
 static uint64_t contract_began_ns; /* of the case */
 
-/* Expects a time that the case caused, however long it takes; clocks differ a little. */
+/* Expects a time from when the case ran, however long it takes. Clocks differ a little. */
 static inline void contract_near_now(uint64_t ns)
 {
     uint64_t now = contract_clock_ns(), slack = 10000000000u;

@@ -1,5 +1,4 @@
-/* A root in a directory, for tests: the program that the build made, next to the daemon that is
- * tested. */
+/* A root in a directory, for tests: the backend program of the build, next to the tested daemon. */
 #ifndef UCMD_TESTS_SHARED_DIRECTORY_H
 #define UCMD_TESTS_SHARED_DIRECTORY_H
 

@@ -1,5 +1,5 @@
-/* What tests of a shared root's garbage collection have in common: roots in directories of their
- * own, files that are laid there with any age, one or two hosts, and a server that fails or has
+/* What tests of a shared root's garbage collection share: roots in directories of their own, and
+ * files written there with any age. There are one or two hosts, and a server that fails or has
  * another clock. */
 #ifndef UCMD_TESTS_SHARED_GC_RIG_H
 #define UCMD_TESTS_SHARED_GC_RIG_H
@@ -35,7 +35,7 @@ struct rig_host {
     struct shared_root *root;
     struct gc *gc;
     struct gc_config config;
-    uint64_t seen; /* passes that were waited for */
+    uint64_t seen; /* passes that the test waited for */
 };
 
 struct rig {
@@ -113,7 +113,7 @@ static inline void rig_op_done(struct shared_op *op, int status)
     op->done_cb(op, rig_faults[fault].fail[op->verb] ? rig_faults[fault].fail[op->verb] : status);
 }
 
-/* One that is to fail is made a CHECK: nothing happens to the root. */
+/* An operation that is to fail is made a CHECK, so that nothing happens to the root. */
 static inline void rig_op_start(struct shared_backend *b, struct shared_op *op)
 {
     unsigned i = 0;
@@ -423,7 +423,7 @@ static inline void rig_place(struct rig *g, const struct block_file_id *id, char
     rig_path(g, *bucket, name, path);
 }
 
-/* `bytes` with the header, which it has none. */
+/* `bytes` includes the header's, but there is no header. */
 static inline uint64_t rig_put(struct rig *g, unsigned namespace, unsigned number, unsigned part,
                                uint64_t age_s, uint64_t bytes)
 {
@@ -479,7 +479,7 @@ static inline uint64_t rig_used(const struct rig *g)
     return used;
 }
 
-/* Bytes of files that are still there and older than the youngest that went. */
+/* Bytes of the files that are still there, although they are older than the youngest that went. */
 static inline uint64_t rig_inversion(const struct rig *g)
 {
     uint64_t youngest = 0, bytes = 0;

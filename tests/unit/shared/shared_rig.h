@@ -1,6 +1,6 @@
-/* What the shared tier's tests share: backends in memory that are as slow, full, hung or broken as
- * a test wants, which count and note what they were asked. A part is named by a number: the first
- * four bytes of its key. */
+/* What the shared tier's tests share: backends in memory. They are as slow, full, hung or broken as
+ * a test wants, and note what they were asked. A part is named by a number: the first four bytes of
+ * its key. */
 #ifndef UCMD_TESTS_SHARED_RIG_H
 #define UCMD_TESTS_SHARED_RIG_H
 
@@ -56,7 +56,7 @@ static struct rig {
     struct deadlines clock;     /* the servers' */
     struct metrics metrics;
     struct rig_server servers[RIG_ROOTS];
-    unsigned round; /* longest row of operations that waited for each other */
+    unsigned round; /* the most operations that waited for each other */
 } rig;
 
 /* ---- servers ---- */
@@ -186,7 +186,7 @@ static inline bool rig_cancel(struct shared_backend *b, struct shared_op *op)
     return true;
 }
 
-/* All that hangs ends now, from inside the event loop as it should. */
+/* All operations that hang end now, from inside the event loop as they should. */
 static inline void rig_let_go(struct rig_server *s)
 {
     s->hangs = s->stuck = false;

@@ -1,4 +1,5 @@
-/* A call in a thread of its own: its end, its deadline, and what becomes of it when nobody waits any more. */
+/* A call in a thread of its own: its end, its deadline, and what happens to it when nobody waits
+ * any more. */
 /* Sanitizers: thread */
 #include "daemon/encryption/aside.h"
 

@@ -20,7 +20,7 @@ static struct block_file_header header_of(const struct block_file_id *i)
     return h;
 }
 
-/* The offsets of docs/design/storage-format.md: other hosts' readers rely on them. */
+/* Other hosts' readers rely on these offsets of docs/design/storage-format.md. */
 Test(block_file, bytes_are_where_the_text_says)
 {
     struct block_file_header h = header_of(&id);

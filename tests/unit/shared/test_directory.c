@@ -1,5 +1,4 @@
-/* What is done in a directory: the page cache, what is durable, and what another host does
- * meanwhile. */
+/* Operations in a directory: the page cache, durability, and what another host does meanwhile. */
 #include "daemon/backend/directory/directory.h"
 #include "daemon/backend/directory/uncached.h"
 #include "tests/runner/bytes.h"
@@ -98,7 +97,7 @@ static const char *path_of(const char *name)
 /* ---- calls that fail ---- */
 
 static unsigned unreadable;    /* files whose name is below this one */
-static unsigned stale_renames; /* that are still to come, and leave their file behind */
+static unsigned stale_renames; /* renames still to fail; each leaves its file there */
 static unsigned stale_reads;   /* of directories */
 static unsigned directories_synced;
 
@@ -193,8 +192,8 @@ Test(directory, a_list_that_went_stale_is_read_again)
     free(l.files);
 }
 
-/* What an attempt could not remove is not in the next one's way, and no other file's attempts have
- * its name. */
+/* A temporary file that an attempt could not remove is not in the next one's way. No other file's
+ * attempt uses its name. */
 Test(directory, each_attempt_has_a_temporary_name_of_its_own)
 {
     stale_renames = 2;
@@ -208,7 +207,7 @@ Test(directory, each_attempt_has_a_temporary_name_of_its_own)
     stale_renames = 0;
 }
 
-/* A file that is synced is lost all the same where its name is not. */
+/* A synced file is lost all the same if its name is not synced. */
 Test(directory, a_synced_write_syncs_the_name)
 {
     cr_assert_eq(write_it("aa", 5000, false), 0);
@@ -219,8 +218,8 @@ Test(directory, a_synced_write_syncs_the_name)
 
 /* ---- the page cache ---- */
 
-/* What a file system refuses: O_DIRECT itself, or the first transfer with it, as one that wants
- * another alignment does. */
+/* A file system may refuse O_DIRECT itself. One that wants another alignment refuses the first
+ * transfer with it. */
 static enum { DIRECT_TAKEN, DIRECT_REFUSED, DIRECT_FAILS } direct;
 static unsigned direct_transfers;
 

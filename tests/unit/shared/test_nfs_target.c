@@ -1,4 +1,4 @@
-/* What targets of NFS mean, and what is said of those that are none. */
+/* What targets of NFS mean, and the refusals of strings that are no targets. */
 #include "daemon/backend/nfs/target.h"
 
 #include <criterion/criterion.h>

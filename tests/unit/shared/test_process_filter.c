@@ -1,5 +1,6 @@
-/* The filter by itself: where Landlock does not keep signals inside, and numbers that no header knows. What else it lets
- * through is tried from inside a daemon's sandbox: tests/integration/test_shared_attempts.py. */
+/* The filter by itself: where Landlock does not keep signals inside, and numbers that no header
+ * knows. tests/integration/test_shared_attempts.py tries the other calls from inside a daemon's
+ * sandbox. */
 #include "daemon/shared/process/filter.h"
 
 #include <criterion/criterion.h>
@@ -14,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* -errno of the call, in a process behind the filter. */
+/* -errno of the call, in a process under the filter. */
 static int errno_behind(bool scoped, long (*call_cb)(void))
 {
     int status;
@@ -72,8 +73,7 @@ static long child_kills_parent(void)
     pid_t pid = fork();
 
     if (pid == 0)
-        _exit(kill(getppid(), 0) < 0 ? errno
-                                     : 0); /* whom it may kill: the number is the filter's own */
+        _exit(kill(getppid(), 0) < 0 ? errno : 0); /* allowed: that pid installed the filter */
     (void)waitpid(pid, &status, 0);
     errno = WEXITSTATUS(status);
     return errno ? -1 : 0;
@@ -100,7 +100,7 @@ Test(process_filter, without_landlock_signals_stay_inside)
     cr_expect_eq(errno_behind(false, child_kills_parent), 0);
 }
 
-/* Landlock says whom. */
+/* Landlock decides which processes get signals. */
 Test(process_filter, with_landlock_signals_pass)
 {
     cr_expect_eq(errno_behind(true, kill_parent), 0);

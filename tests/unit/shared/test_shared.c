@@ -1,5 +1,5 @@
-/* The door: where parts go and come from with one root and with several, what becomes of damaged
- * ones, and of a tier that ends. */
+/* The shared tier's interface: where parts go and come from with one root and with several, and
+ * what happens to damaged parts, and when the tier ends. */
 #include "tests/unit/shared/shared_rig.h"
 
 #define BLOCKS 600u
@@ -233,8 +233,8 @@ Test(shared, stopped_it_reads_and_writes_no_more)
     cr_assert_eq(load(&p, 1, 1), 0);
 }
 
-/* Many of everything at once, with roots that fail, hang and come back: all are reported, and
- * what is reported as read is right. */
+/* Many operations of every kind at once, with roots that fail, hang and come back. All are
+ * reported, and each part reported as read is right. */
 Test(shared, at_random)
 {
     enum { PARTS = 400 };

@@ -1,5 +1,5 @@
-/* When somebody who failed is asked again: failures in a row, pauses that grow, one trial at a
- * time. */
+/* When a root that failed is asked again: failures in a row, pauses that grow, one trial at a time.
+ */
 #include "daemon/shared/breaker.h"
 
 #include <criterion/criterion.h>

@@ -142,7 +142,7 @@ static void lay_whole(unsigned n, uint64_t bytes)
         rig_write(&g, 1, i, 0, 86400 - i * 600, bytes);
 }
 
-/* Both roots, of which what leaves the first goes to the beside. */
+/* Both roots: files that leave the first go to `beside`. */
 static void begin_both(void)
 {
     rig_begin(&g, 0);
@@ -172,7 +172,8 @@ Test(shared_gc, brought_to_low_percent_the_coldest_first)
     used = rig_used(&g);
     cr_assert_leq(used, bytes_with_marker(target));
     cr_assert_geq(used, target - total / 64, "at most a bit too much");
-    /* Remaining files that are colder than a removed one: at most a class's fraction. */
+    /* Files that stayed although they are colder than a removed one: at most a fraction of a class.
+     */
     cr_assert_leq(rig_inversion(&g), total / 64);
     cr_assert_eq(gc_usage(g.hosts[0].gc).bytes, used - 80);
     cr_assert_eq(gc_usage(g.hosts[0].gc).files, used / 1064);
@@ -259,7 +260,7 @@ static uint64_t marker_mtime_ns(void)
     return (uint64_t)st.st_mtim.tv_sec * NS + (uint64_t)st.st_mtim.tv_nsec;
 }
 
-/* Others would begin one, too, when the marker is as old as it is from pass to pass. */
+/* Other hosts would begin a pass, too, once the marker is as old as the interval of passes. */
 Test(shared_gc, a_long_pass_keeps_its_marker_young)
 {
     unsigned renewed = 0;
@@ -343,8 +344,8 @@ Test(shared_gc, temporary_files_of_the_dead_go_and_foreign_ones_stay)
     cr_assert_eq(g.hosts[0].metrics.shared_gc_removed, 0);
 }
 
-/* Whenever a host dies: the next pass brings the root to where it should be. That is `low` percent of
- * the capacity when the dead hosts left more than the capacity, and what they left otherwise. */
+/* Whenever a host dies, the next pass brings the root to the right size. If the dead hosts left
+ * more than the capacity, that is `low` percent of it. Otherwise it is what they left. */
 Test(shared_gc, killed_in_a_pass_leaves_nothing_to_repair)
 {
     const uint64_t marker = bytes_with_marker(0);
@@ -376,7 +377,7 @@ Test(shared_gc, killed_in_a_pass_leaves_nothing_to_repair)
         cr_assert(!rig_has(&g, 1, i, 1) || rig_has(&g, 1, i, 0), "block %u", i);
 }
 
-/* A server whose clock is ten years behind: nothing of ours is compared with it. */
+/* A server whose clock is ten years slow: no host compares its own clock with it. */
 Test(shared_gc, only_the_servers_time_counts)
 {
     const uint64_t behind = 315360000;
@@ -407,7 +408,7 @@ Test(shared_gc, a_root_that_fails_ends_the_pass_and_the_next_one_does_the_rest)
     cr_assert_leq(rig_used(&g), bytes_with_marker(45 * 1064));
 }
 
-/* Bytes in the bucket, and which it is: that of the first file. */
+/* Bytes in the first file's bucket, and which bucket that is. */
 static uint64_t bucket_bytes(uint8_t *bucket)
 {
     const char *name = strstr(g.files[0].path, "/blocks/") + strlen("/blocks/");
@@ -470,7 +471,7 @@ Test(shared_gc, demoted_files_keep_their_bytes)
     for (unsigned i = 0; i < 60; i++)
         rig_write(&g, 1, i, i % 2, 86400 - i * 600, 200000 + i);
     rig_write(&beside, 1, 0, 0, 60, 200000); /* one that is there already */
-    rig_put(&g, 1, 1000, 0, 864000, 200000); /* one that is no block file but in name */
+    rig_put(&g, 1, 1000, 0, 864000, 200000); /* one that is a block file in name only */
     rig_next(&g, 0, beside.hosts[0].root);
     capacity(30 * 200000);
     rig_pass(&g, 0);

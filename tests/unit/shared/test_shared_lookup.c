@@ -50,7 +50,7 @@ static int ask(uint32_t first, uint32_t n, bool per_key, uint64_t ms)
     return shared_lookup(shared, &lookup);
 }
 
-/* The prefix that was found; 0 too when there was no need to wait. */
+/* The prefix that was found; also 0 when there was no need to wait. */
 static uint32_t prefix_of(uint32_t first, uint32_t n, uint64_t ms)
 {
     int err = ask(first, n, false, ms);
@@ -65,7 +65,7 @@ static uint32_t prefix_of(uint32_t first, uint32_t n, uint64_t ms)
     return lookup.prefix;
 }
 
-/* Until all that was asked has its answer. */
+/* Runs until all questions have their answers. */
 static void ask_all(uint32_t n, bool per_key, uint64_t ms)
 {
     cr_assert_eq(ask(0, n, per_key, ms), 0);
@@ -192,7 +192,7 @@ Test(shared_lookup, lookups_leave_a_root_alone_that_is_always_late)
     cr_assert_eq(prefix_of(0, 2, 5000), 2);
 }
 
-/* One that was asked nothing, as its answer is known, has not been late. */
+/* A root that is not asked, because its answer is known, has not been late. */
 Test(shared_lookup, a_root_that_is_not_asked_is_not_slow)
 {
     open_roots(2);
@@ -287,7 +287,8 @@ Test(shared_lookup, parts_take_one_round_trip_more)
     cr_expect_eq(rig.round, 1, "most of it is unverified anyway");
 }
 
-/* Where the other parts' answers come too late they are unverified, and help the next lookup. */
+/* The other parts' answers come too late. So those parts are unverified, and the answers help the
+ * next lookup. */
 Test(shared_lookup, a_slow_root_costs_no_hit)
 {
     highest = 1;

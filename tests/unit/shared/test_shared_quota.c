@@ -1,5 +1,5 @@
-/* What tenants are guaranteed of a root, and get there at most: passes of garbage collection over a real directory, and the notes
- * that say whose a namespace is. */
+/* Tenants' minimum and maximum of a root: passes of garbage collection over a real directory, and
+ * the notes that say which tenant has a namespace. */
 #include "tests/unit/shared/shared_gc_rig.h"
 
 #define FILE_BYTES 1064
@@ -211,7 +211,7 @@ Test(shared_quota, notes_go_with_their_namespaces)
     cr_expect_not(rig_has_name(&g, BLOCK_FILE_TENANT_BUCKET, note_name(2)));
     cr_expect(rig_has_name(&g, BLOCK_FILE_TENANT_BUCKET, note_name(3)), "it is young");
     cr_expect_eq(gc_usage(g.hosts[0].gc).files, 1u, "notes are not counted");
-    /* One that is damaged goes at once, so that a writer may replace it. */
+    /* A damaged note goes at once, so that a writer may replace it. */
     rig_path(&g, BLOCK_FILE_TENANT_BUCKET, note_name(7), path);
     rig_put_name(&g, BLOCK_FILE_TENANT_BUCKET, note_name(7), 60, 64 + UCM_MAX_NAME_BYTES);
     rig_pass(&g, 0);

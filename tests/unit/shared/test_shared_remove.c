@@ -52,7 +52,7 @@ static void begin(struct job *j, uint32_t tenant, uint32_t first, uint32_t n, ui
 
 TestSuite(shared_remove, .init = rig_setup, .fini = shared_teardown, .timeout = 60);
 
-/* How it ended; at the latest in `ms` of the event loop. */
+/* How it ended, within `ms` of the event loop. */
 static int outcome(struct job *j, uint64_t ms)
 {
     cr_assert(rig_run(&j->done, ms));
@@ -218,7 +218,7 @@ Test(shared_remove, a_stop_ends_it)
     cr_expect_eq(outcome(&two, 1000), -ECANCELED);
 }
 
-/* What a lookup had found before is not remembered after the removal. */
+/* After the removal, the tier has forgotten what a lookup found before. */
 Test(shared_remove, what_was_found_before_is_not_known_afterwards)
 {
     struct block_file_id id = rig_id(1);

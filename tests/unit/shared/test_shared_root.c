@@ -1,5 +1,5 @@
-/* One root: everything is reported by its deadline and released when the backend lets go, the breaker
- * spares a root that fails, what is begun comes in the right order, and queues end somewhere. */
+/* One root. Each operation is reported by its deadline, and released when the backend lets go. The
+ * breaker spares a root that fails. Operations begin in the right order, and queues are bounded. */
 #include "tests/unit/shared/shared_rig.h"
 
 #define DEPTH 8u
@@ -78,7 +78,7 @@ static int submit(struct item *it, enum shared_verb verb, enum shared_class clas
     return shared_root_submit(root, &it->task);
 }
 
-/* What it ends with, once it is released. */
+/* The status with which it ends, once it is released. */
 static int outcome(struct item *it, enum shared_verb verb, enum shared_class class, uint32_t number,
                    uint64_t ms)
 {
@@ -331,12 +331,13 @@ Test(shared_root, tenants_share_it_by_their_weights)
     for (unsigned i = 0; i < 120; i++)
         cr_assert(rig_run(&heavy[i].released, 60000));
     had = released(light, 120);
-    /* a third, and what it had begun before the other one came and as its burst */
+    /* a third, and the reads begun before the other tenant came, and its burst */
     cr_assert(had >= 40 - 5 && had <= 40 + DEPTH + 5, "%u of 120", had);
     cr_assert(rig_run(&light[119].released, 60000));
 }
 
-/* Once it is known that several load, few are begun: a load of a tenant that loads little waits for these. */
+/* Once several tenants load, few loads are under way at a time. A tenant that loads little waits
+ * only for these. */
 Test(shared_root, a_load_goes_before_what_another_tenant_has_queued)
 {
     static struct item flood[200];
@@ -351,7 +352,7 @@ Test(shared_root, a_load_goes_before_what_another_tenant_has_queued)
         before = released(flood, 200);
         load_as(&one, 1, 2, 100);
         cr_assert(rig_run(&one.released, 60000));
-        /* what was begun, and what began with it and ended at the same time */
+        /* loads that were under way, and those that began and ended with it */
         cr_assert_leq(released(flood, 200) - before, i == 0 ? 2 * DEPTH : 10, "%u: %u", i,
                       released(flood, 200) - before);
     }
@@ -420,7 +421,7 @@ static void take_back_cb(struct shared_task *t)
 
 Test(shared_root, who_is_told_that_it_is_down_may_take_others_back)
 {
-    static struct item between[4]; /* begun in the places of those that end before */
+    static struct item between[4]; /* begun in place of reads that end before */
     struct item last;
 
     server->hangs = true;

@@ -1,5 +1,5 @@
-/* Secrets in a directory: one for all its users, another one after a purge, and the answers while
- * it is unavailable. */
+/* Secrets in a directory: all users get the same one, and another one after a purge. And the
+ * answers while the directory is unavailable. */
 /* Sanitizers: thread */
 #include "daemon/encryption/secrets.h"
 #include "tests/runner/wipe.h"

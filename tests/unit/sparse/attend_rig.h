@@ -33,7 +33,7 @@ static inline float rig_decode(uint32_t dtype, const uint8_t *p)
     return dtype == UCM_KV_F16 ? ucm_f16_decode(h) : ucm_bf16_decode(h);
 }
 
-/* Near x; what lies between two values of the format is cut off. |x| below 60,000. */
+/* An element near x, rounded towards zero. |x| below 60,000. */
 static inline void rig_encode(uint32_t dtype, float x, uint8_t *p)
 {
     uint32_t u, sign, e, m;
@@ -65,7 +65,7 @@ static inline void rig_encode(uint32_t dtype, float x, uint8_t *p)
 static void **rig_taken;
 static size_t rig_n_taken;
 
-/* Until rig_give_back, which a suite calls when a test has ended. */
+/* Memory that lasts until rig_give_back, which a suite calls when a test has ended. */
 static inline void *rig_take(size_t bytes)
 {
     void *p = malloc(bytes);
@@ -124,7 +124,8 @@ static inline void rig_pool_open(struct rig_pool *p, const struct ucm_attend_spe
     /* The last entry ends where its shape does: a sanitizer reports reads past it. */
     p->memory = (struct ucm_attend_memory){.stride = extent + 64, .blocks = n};
     p->bytes = rig_take((n - 1) * p->memory.stride + extent);
-    memset(p->bytes, 0xff, (n - 1) * p->memory.stride + extent); /* NaN, where nothing is named */
+    /* NaN in entries that no list names */
+    memset(p->bytes, 0xff, (n - 1) * p->memory.stride + extent);
     p->memory.base = p->bytes;
 }
 

@@ -156,8 +156,8 @@ static inline size_t rig_scores(const struct rig *r)
     return (size_t)ucm_score_lists(&r->plan, &r->spec) * r->n;
 }
 
-/* Scores by the forms of an instruction set, each step in two ranges that meet at `cut` (modulo what
- * there is), the later one first. Returns memory that the caller frees. */
+/* Scores by the forms of an instruction set. Each step runs in two ranges that meet at `cut`
+ * (modulo the step's size), the later one first. Returns memory that the caller frees. */
 static inline float *rig_score(const struct rig *r, enum ucm_isa isa, uint32_t cut)
 {
     struct ucm_score_blocks blocks = {.at = (const void *const *)r->at, .n = r->n};

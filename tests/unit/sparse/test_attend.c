@@ -1,4 +1,5 @@
-/* Attention over entries: exact arithmetic within its bound, lists, what is no number, scales, what is refused. */
+/* Attention over entries: arithmetic within its bound of the exact one, lists, NaN and infinities,
+ * scales, refusals. */
 #include "tests/unit/sparse/attend_rig.h"
 
 #include <errno.h>
@@ -124,7 +125,7 @@ Test(attend, exact_arithmetic_within_the_bound)
     }
 }
 
-/* A block's weight is what its own softmax would divide by. */
+/* A block's weight is the sum that its own softmax would divide by. */
 Test(attend, weights_of_blocks)
 {
     struct rig_pool p;
@@ -155,7 +156,8 @@ Test(attend, weights_of_blocks)
 
 /* ---- lists ---- */
 
-/* 100 % of the budget: whatever entries the blocks lie in, and however they came, it is dense attention. */
+/* With 100 % of the budget it is dense attention, whatever entries the blocks lie in, and however
+ * they came. */
 Test(attend, all_blocks_through_lists_are_dense_attention)
 {
     for (uint32_t f = 0; f < FORMS; f++) {
@@ -275,7 +277,7 @@ Test(attend, keys_and_values_that_are_no_numbers)
     }
 }
 
-/* As if K and V had been multiplied by them. */
+/* The result is as if K and V had been multiplied by the scales. */
 Test(attend, scales_of_keys_and_values)
 {
     struct ucm_attend_spec spec = rig_attend(UCM_KV_FP8_E4M3, 16, 1, 2, 64, 64, 0);

@@ -21,8 +21,8 @@ Test(attend_cut, cuts_hold_all_tiles_and_fit_the_kernels)
     }
 }
 
-/* For MLA: any number of query heads, in row groups of one size; rings that keep a step ahead on a
- * GPU with 227 KiB a thread block, and fit one with 99. */
+/* For MLA: any number of query heads, in row groups of one size. Rings keep a step ahead on a GPU
+ * with 227 KiB for a thread block, and fit one with 99 KiB. */
 Test(attend_cut, row_groups_and_rings_of_latents)
 {
     for (uint32_t heads = 1; heads <= UCM_ATTEND_MLA_HEADS; heads++) {

@@ -93,7 +93,7 @@ static void reorder(float *x, const int32_t *order)
         x[i] = y[order[i]];
 }
 
-/* The best n of the first BLOCKS - window blocks are the list. */
+/* The list has the best n of the first BLOCKS - window blocks. */
 static void make_list(struct sequence *s, uint32_t n, uint32_t window, bool sort)
 {
     uint32_t beyond = BLOCKS - window - n;
@@ -137,7 +137,7 @@ static struct ucm_stop_report attend(struct sequence *s, struct ucm_stop_spec st
     return report;
 }
 
-/* What is truly covered for query head h by the window and the list's first `blocks`. */
+/* The share that the window and the list's first `blocks` truly cover for query head h. */
 static double covered(const struct sequence *s, uint32_t h, uint32_t blocks)
 {
     const struct ucm_kv_shape *shape = &s->pool.plan.spec.shape;
@@ -185,7 +185,8 @@ static float key_of(const struct sequence *s, enum keys kind, uint32_t b, uint32
         return 2 * sinf((float)(b * 131 + c * 17)) + 0.05f * x;
     case PLANTED: /* the answer is one token of a block that looks like any other */
         return b == 3 && t == 1 ? 1.5f * q : 0.3f * x;
-    case CORNERS: /* the box is as loose as it gets: each token is at the bound in half of the channels */
+    /* the box is as loose as possible: each token reaches the bound in half of the channels */
+    case CORNERS:
         return ((c ^ t) & 1) ? copysignf(1.0f, q) : -copysignf(1.0f, q);
     case ALIKE: /* or as tight: all tokens alike */
         return (float)((int)((b * 7 + c * 5) % 17) - 8) * 0.125f;
@@ -214,7 +215,7 @@ struct seen {
     uint32_t cases, useful, close;
 };
 
-/* The share of one state and what is left is compared for each row: three cases. */
+/* Compares the share of one state with what is left, for each row: three cases. */
 static void compare_rows(struct sequence *s, const struct ucm_stop_report *r, struct seen *seen)
 {
     for (uint32_t h = 0; h < ROWS; h++) {
@@ -275,7 +276,7 @@ Test(attend_stop, the_certificate_is_never_above_the_truth)
     }
 }
 
-/* A block after whose bound there is nothing known keeps the share at 0 while it is left. */
+/* A block without a known bound keeps the share at 0 while it is left. */
 Test(attend_stop, nothing_is_known_of_keys_that_are_no_numbers)
 {
     struct ucm_stop_spec stop = {UCM_STOP_CERTIFIED, 1, 0.5f};
@@ -352,7 +353,7 @@ Test(attend_stop, the_share_is_the_quotient_of_the_weights)
 
 /* ---- the estimate ---- */
 
-/* Its error where keys are as it supposes, and where one is not. */
+/* The estimate's error where keys are as it supposes, and where one is not. */
 Test(attend_stop, the_estimate_is_near_where_keys_are_normal)
 {
     struct ucm_stop_spec stop = {UCM_STOP_ESTIMATED, 2, 0.8f};
@@ -434,8 +435,8 @@ Test(attend_stop, psa_is_right_where_the_order_is)
     cr_assert_geq(least_covered(&s, r.blocks), (double)r.share);
 }
 
-/* Its flaw: the lightest block so far bounds nothing. The heaviest block comes last, and PSA's rule stops before
- * it, sure of 95 %; the two others go on. */
+/* The flaw of PSA's rule: the lightest block so far bounds nothing. The heaviest block comes last.
+ * PSA's rule stops before it, sure of 95 %. The two other rules go on. */
 Test(attend_stop, psa_trusts_an_order_that_is_wrong)
 {
     struct ucm_stop_spec stop = {UCM_STOP_PSA, 1, 0.95f};

@@ -42,7 +42,8 @@ static uint32_t naive_k(const struct ucm_choose_spec *spec, uint32_t n)
     return k < n ? (uint32_t)k : n;
 }
 
-/* With arith.h's own exponential: what is taken is tested here, not how weights are rounded. */
+/* With arith.h's own exponential: this tests which blocks are taken, not how weights are rounded.
+ */
 static uint64_t naive_weights(const struct ucm_choose_spec *spec, uint32_t n, uint64_t *w)
 {
     float top = -INFINITY;

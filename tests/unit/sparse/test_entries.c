@@ -266,7 +266,7 @@ Test(entries, a_block_without_a_number_spoils_the_step)
 #define LAYERS 6u
 #define CHOSEN 9u
 
-/* A layer's choice depends on all layers before it: attending a layer without its blocks leads to
+/* A layer's choice depends on all layers before it. Attending a layer without its blocks leads to
  * other choices. */
 static uint32_t choose(uint64_t *path, bool right, uint32_t i)
 {
@@ -299,7 +299,7 @@ static uint32_t run_step(struct ucm_entries *s, uint64_t text, unsigned *seed, i
     return good;
 }
 
-/* What the host does between two runs: it brings what is on the list. */
+/* What the host does between two runs: it brings the blocks on the list. */
 static void bring(struct ucm_entries *s)
 {
     uint32_t keys[256], n = s->step->unserved;
@@ -326,7 +326,8 @@ Test(entries, a_replay_gets_further_each_time_in_a_pool_of_one_step)
     for (uint64_t text = 1; text < 400; text++) {
         uint32_t good = 0, runs = 0, before;
 
-        do { /* each under a number of its own: what a run that went wrong brought is not in the way */
+        /* each run has a step number of its own, so blocks from a failed run are not in the way */
+        do {
             before = good;
             ucm_entries_begin(&s, ++now);
             good = run_step(&s, text, &seed, text % 2 ? 2 : 12);

@@ -1,5 +1,5 @@
-/* Random steps on kernels/entries against a model that keeps no table, no counts and no free entries, and searches for
- * everything. */
+/* Random steps on kernels/entries against a model that searches for everything: it keeps no table,
+ * no counts and no list of free entries. */
 #include "kernels/entries/entries.h"
 
 #include <criterion/criterion.h>

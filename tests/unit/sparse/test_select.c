@@ -138,7 +138,7 @@ static float lowest_bit(float x)
     return x == 0 ? INFINITY : ldexpf((float)(bits & -bits), e - 24);
 }
 
-/* The largest that a sum with values of up to 2^top can have, and any part of it, is exact. */
+/* The largest sum of values of up to 2^top is exact, and so is each partial sum. */
 Test(select, sums_of_rounded_queries_are_exact_in_any_order)
 {
     for (uint32_t i = 0; i < 400; i++) {

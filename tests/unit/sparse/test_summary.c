@@ -1,5 +1,5 @@
-/* Summary specs: what is refused and with which sentence, sizes and extents, the canonical form; that a
- * build stays in its memory. Values are compared with numpy in test_summary_numpy.py. */
+/* Summary specs: refusals with their sentences, sizes, byte ranges, the canonical form. A build
+ * stays in its memory. test_summary_numpy.py compares values with numpy. */
 #include "kernels/sparse/arith.h"
 #include "kernels/sparse/sparse.h"
 
@@ -247,7 +247,7 @@ Test(summary, the_canonical_form_has_what_changes_bytes_and_nothing_else)
     cr_assert_arr_eq(one, two, sizeof(one));
 }
 
-/* It is on disks: these bytes never change. */
+/* It is stored on disks, so these bytes never change. */
 Test(summary, the_canonical_form_is_as_documented)
 {
     static const uint8_t head[] = {1,   0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
@@ -270,7 +270,8 @@ Test(summary, methods_have_numbers)
     cr_assert_null(ucm_summary_method(0));
 }
 
-/* Summaries of a block that lies in exactly so much memory; a sanitizer sees every other byte. */
+/* Summaries of a block in memory of its exact size, so that a sanitizer reports any access past it.
+ */
 Test(summary, a_build_stays_in_its_memory)
 {
     /* The last round: tokens with rest. */
@@ -345,7 +346,7 @@ static struct ucm_summary_spec any_spec(void)
     return s;
 }
 
-/* Whatever is taken can be built from just the bytes that it names, of any values. */
+/* A spec that is accepted can be built from exactly the bytes that it names, of any values. */
 Test(summary, a_spec_that_is_taken_can_be_built)
 {
     uint32_t built = 0;

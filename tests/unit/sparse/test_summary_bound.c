@@ -1,4 +1,5 @@
-/* box never scores below the product of a query with any key of its block. What is certified from it: test_attend_stop.c. */
+/* box never scores below the product of a query with any key of its block. test_attend_stop.c tests
+ * certificates that rest on this. */
 #include "kernels/simd/isa.h"
 #include "kernels/sparse/arith.h"
 #include "kernels/sparse/sparse.h"
@@ -156,7 +157,8 @@ Test(summary_bound, box_is_not_below_a_product_that_reaches_it)
     }
 }
 
-/* What the scores' slack would hide: quantised bounds are outside themselves, and as near as can be. */
+/* Quantised bounds lie outside the value, and as near as possible. The scores' slack would hide it
+ * if they did not. */
 Test(summary_bound, quantised_bounds_are_outside)
 {
     for (int round = 0; round < 300000; round++) {

@@ -1,5 +1,5 @@
 /* What the NVMe tier's tests share: a tier in directories of its own, and a small model of its
- * caller that knows which bytes every part must have. */
+ * caller. The model knows which bytes every part must have. */
 #ifndef UCMD_TESTS_NVME_RIG_H
 #define UCMD_TESTS_NVME_RIG_H
 
@@ -214,7 +214,7 @@ static inline void rig_memory(unsigned n, uint64_t slot_bytes)
         tier_nvme.buffer_add(rig.tier, 0, rig.memory, n * rig.slot_bytes);
 }
 
-/* All of that, with the rest of the configuration as rig_init has it. */
+/* The last three together, with the rest of the configuration as rig_init has it. */
 static inline void rig_start(unsigned files, uint64_t size, uint64_t segment, enum config_io io,
                              unsigned n, uint64_t slot_bytes)
 {
@@ -235,7 +235,7 @@ static inline void rig_path(unsigned file, char out[128])
     snprintf(out, 128, "%s/%s", rig.directories[file], NVME_CACHE_FILE);
 }
 
-/* What is open; also at a test's end, where it says so. */
+/* Closes what is open. Also runs at the end of a test that asks for it. */
 static inline void rig_close(void)
 {
     char path[128];
@@ -306,8 +306,8 @@ static inline void rig_named_cb(struct tier_ns_record *n, int status)
     n->identity = NULL; /* done */
 }
 
-/* The namespace of all parts is named, or what was stored for it so far purged. n: until it is
- * done. */
+/* Names the namespace of all parts, or purges what was stored for it so far. n is in use until that
+ * is done. */
 static inline void rig_name(struct tier_ns_record *n, bool forget)
 {
     static const uint8_t identity[16] = "the only one";

@@ -102,7 +102,7 @@ Test(checkpoint, identities_come_back_or_are_refused)
         cr_assert_eq(ns_identity_decode(bytes, (size_t)cut, &memory, &back), -EBADMSG);
     cr_assert_eq(ns_identity_decode(bytes, (size_t)n + 1, &memory, &back), -EBADMSG);
     cr_assert_eq(ns_identity_encode(&id, bytes, (size_t)n - 1), -ENOSPC);
-    /* any other bytes are refused or are an identity of their own; never a crash */
+    /* other bytes are refused or are another identity, and never crash */
     for (int i = 0; i < n; i++)
         for (unsigned v = 0; v < 256; v += 51) {
             uint8_t was = bytes[i];

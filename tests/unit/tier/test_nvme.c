@@ -6,7 +6,7 @@ TestSuite(nvme, .fini = rig_close);
 static const enum config_io engines[] = {CONFIG_IO_THREADS, CONFIG_IO_URING};
 #define BOTH_ENGINES(io) for (unsigned k = 0; k < 2 && (io = engines[k], true); k++)
 
-/* Those about a sector, a page, and what the event loop sums by itself; then any. */
+/* Sizes about a sector, a page, and the most that the event loop sums by itself; then any. */
 static uint64_t round_trip_bytes(unsigned i, uint64_t *seed)
 {
     static const uint64_t edges[] = {1, 511, 512, 4095, 4096, 4097, 16384, 16385, 10 * 32768};
@@ -188,7 +188,7 @@ Test(nvme, nothing_to_drop_is_no_room)
     for (unsigned i = 0; i < 60; i++)
         cr_assert(rig.parts[i].status == 0 || rig.parts[i].status == -ENOSPC);
     cr_assert_eq(rig_verify(), stored);
-    /* said ahead by heat, the neighbours are not lost for nothing */
+    /* their heat says so in advance, so the neighbours are not lost for nothing */
     pin_all(false, 0);
     use_one_in_each_segment();
     cr_assert_eq(rig_write(60, 61, 100000), 0);
@@ -307,7 +307,8 @@ static unsigned done_before(unsigned from, unsigned to, unsigned order)
     return n;
 }
 
-/* Two tenants want 24 MiB each: when the one with three times the weight has all of it, the other has a third. */
+/* Two tenants want 24 MiB each. When the one with three times the weight has all of it, the other
+ * has a third. */
 Test(nvme, tenants_share_a_disk_by_their_weights)
 {
     const unsigned half = 1500;
@@ -328,7 +329,7 @@ Test(nvme, tenants_share_a_disk_by_their_weights)
     cr_assert(had >= half / 3 - half / 30 && had <= half / 3 + half / 30, "%u", had);
 }
 
-/* By its place in the order, and not by time: what is under way and one part of the flood go first. */
+/* Counts by order, not by time: parts under way and one part of the flood go first. */
 Test(nvme, a_part_goes_before_what_another_tenant_has_queued)
 {
     const unsigned flood = 600, bytes = 65536;
@@ -518,7 +519,7 @@ Test(nvme, a_file_grows_and_is_never_truncated)
     rig_close_tier();
     cr_assert_eq(stat(path, &st), 0);
     cr_assert_eq(st.st_size, 9 * MIB);
-    cr_assert_eq(truncate(path, 2 * MIB), 0); /* by a stranger: it gets its room back */
+    cr_assert_eq(truncate(path, 2 * MIB), 0); /* not by the daemon, which makes it whole again */
     rig.config.nvme_size = 9 * MIB;
     rig_open();
     cr_assert_eq(stat(path, &st), 0);

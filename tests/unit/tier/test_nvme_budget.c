@@ -12,8 +12,8 @@ static unsigned not_begun(void)
     return rig_stats().queued;
 }
 
-/* Writes all at once; no iteration begins or ends more than its share. Ending is bounded by the
- * pieces of memory, so that what one iteration ends is one write of many parts or some of few. */
+/* Writes all parts at once. No iteration begins or ends more than its share. Pieces of memory bound
+ * what one iteration ends: one write of many parts, or several writes of few. */
 static void expect_small_iterations(uint64_t bytes)
 {
     for (unsigned i = 0; i < PARTS; i++)
@@ -46,8 +46,8 @@ Test(nvme_budget, so_do_those_that_threads_sum)
 #define RECORDS 2047u /* of 8 KiB, in a segment of 16 MiB */
 #define DROPS 1024u   /* that one iteration drops */
 
-/* Both segments are full of small parts, and writes go on: ahead of need (rewrite > 0), or when a
- * write needs the room. */
+/* Both segments are full of small parts, and writes go on. Records are dropped ahead of need
+ * (rewrite > 0), or when a write needs space. */
 static void expect_small_drops(unsigned rewrite)
 {
     unsigned most = 0;
@@ -89,7 +89,7 @@ Test(nvme_budget, so_is_one_that_is_emptied_ahead)
 #define NARROW_MAX 2u
 #define WIDE_MAX 8u
 #define BEGUN 8u /* parts that one iteration begins to write */
-/* Of several iterations: the first one may have begun a write of before. */
+/* Writes of several iterations, as the first one may have begun a write of the iteration before. */
 #define WRITES (4 * BEGUN)
 
 static struct {
@@ -97,7 +97,7 @@ static struct {
     unsigned writes, parts; /* under way at once, at most */
 } seen;
 
-/* After an iteration has begun its writes, before any of them can end. */
+/* Runs after an iteration has begun its writes, and before any of them can end. */
 static void look_cb(uv_prepare_t *handle)
 {
     unsigned parts = rig.under_way - not_begun();
@@ -129,7 +129,7 @@ static unsigned most_writes(unsigned first, unsigned n)
     return seen.writes;
 }
 
-/* A write that opens a segment is its turn's last. */
+/* A write that opens a segment is its iteration's last. */
 static void open_segment(void)
 {
     cr_assert_eq(rig_write(0, 1, 100), 1u);
@@ -156,7 +156,7 @@ Test(nvme_budget, a_disk_that_a_small_request_reads_has_few_writes)
     cr_expect_eq(rig_verify(), rig.n);
 }
 
-/* A write has 256 KiB, with headers, or one part. */
+/* A write has up to 256 KiB with headers, or one part. */
 Test(nvme_budget, and_small_ones)
 {
     static const uint64_t sizes[] = {60 << 10, MIB};
@@ -188,7 +188,7 @@ Test(nvme_budget, large_requests_do_not_hold_up_writes)
     cr_expect_eq(most_writes(1 + WRITES, WRITES), WIDE_MAX);
 }
 
-/* Nobody comes after it, and it is not forgotten for that. */
+/* No other part comes after it, and still it is not forgotten. */
 Test(nvme_budget, a_single_write_does_not_wait_for_others)
 {
     rig_start(1, 33 * MIB, 4 * MIB, CONFIG_IO_AUTO, 2, MIB);

@@ -1,4 +1,4 @@
-/* The end of a tier: what is under way then ends by itself, and asks its caller nothing more. */
+/* The end of a tier: operations under way end by themselves, and ask the caller nothing more. */
 /* Sanitizers: thread */
 #include "tests/unit/tier/nvme_rig.h"
 

@@ -83,7 +83,7 @@ Test(nvme_faults, truncated_file)
 
 /* ---- the device is slow ---- */
 
-/* A full index gives up what was found first. */
+/* A full index drops the blocks that were found first. */
 Test(nvme_faults, what_is_read_late_is_found_in_its_turn)
 {
     struct tier_ns_record name;

@@ -33,7 +33,7 @@ static int layers_submit(unsigned number, uint32_t layer, uint32_t n)
     return part_submit(number, TIER_READ_LAYERS);
 }
 
-/* Also what of the part it brought. */
+/* Checks the bytes that it brought, too. */
 static int layers_read(unsigned number, uint32_t layer, uint32_t n)
 {
     const struct tier_io *io = &rig.parts[number].io;
@@ -114,7 +114,7 @@ Test(nvme_layers, a_flipped_bit_matters_to_its_layer)
     cr_assert_not(rig_stats().degraded);
 }
 
-/* The header says whose layers these are. */
+/* The header says which part these layers are of. */
 Test(nvme_layers, a_header_that_is_damaged_or_anothers)
 {
     struct tier_place place;
@@ -143,8 +143,8 @@ Test(nvme_layers, a_header_that_is_damaged_or_anothers)
     cr_assert_eq(layers_read(3, 1, 1), 0);
 }
 
-/* What a header said of a part is known for a while, also when it is damaged meanwhile. What was
- * written over is not taken for it. */
+/* The tier remembers a part's header for a while, even if it is damaged meanwhile. It does not use
+ * it for bytes that were written over. */
 Test(nvme_layers, a_header_is_read_once)
 {
     uint64_t bytes;
@@ -165,7 +165,7 @@ Test(nvme_layers, a_header_is_read_once)
     cr_assert_eq(layers_read(1, 5, 4), 0);
 }
 
-/* Others' checksums go when they would be more than the tier keeps. */
+/* Other parts' checksums go when there would be more than the tier keeps. */
 Test(nvme_layers, checksums_that_are_kept_are_bounded)
 {
     stored(CONFIG_IO_AUTO, 5);

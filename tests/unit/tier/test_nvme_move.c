@@ -1,4 +1,4 @@
-/* Parts that were read are written again before their segment is reused. */
+/* Parts that were read are written elsewhere before their segment is reused. */
 /* Sanitizers: thread */
 #include "tests/unit/tier/nvme_rig.h"
 
@@ -39,8 +39,8 @@ static unsigned part_segment(unsigned number)
     return place_segment(&rig.parts[number].place);
 }
 
-/* The parts of the segment that is emptied first, whose last part came before the others'. That need not be the
- * first in the file: writes overtake one another. */
+/* The parts of the segment that is emptied first: its last part came before the last parts of the
+ * others. That need not be the first segment in the file, because writes overtake one another. */
 static unsigned first[RECORDS];
 
 static void first_parts(void)
@@ -61,7 +61,7 @@ static void first_parts(void)
     cr_assert_eq(n, RECORDS);
 }
 
-/* One file, as full as it may be without anything emptied. */
+/* One file, as full as it may be before a segment is emptied. */
 static void open_full(unsigned share)
 {
     open_moving(1, 9 * MIB, share);
@@ -86,7 +86,7 @@ Test(nvme_move, what_was_read_stays)
     cr_expect_gt(rig_verify(), 5 * RECORDS);
 }
 
-/* Being kept once is no reason to be kept again. */
+/* A part that was kept once is not kept again for that. */
 Test(nvme_move, it_must_be_read_again_to_stay_again)
 {
     open_full(50);
@@ -114,7 +114,7 @@ Test(nvme_move, at_most_its_share_is_kept)
     rig_verify();
 }
 
-/* A third of what the tier holds, and all of one segment: nobody reads them, and they stay. */
+/* A third of all that the tier holds, and all of one segment. Nobody reads them, and they stay. */
 Test(nvme_move, what_is_guaranteed_stays)
 {
     open_full(50);
@@ -174,7 +174,8 @@ Test(nvme_move, what_is_damaged_is_not_moved)
     rig_verify();
 }
 
-/* A bad block in the victim: it goes into quarantine, so dropping the rest would make no room. */
+/* There is a bad block in the victim. It goes into quarantine, so dropping its other parts would
+ * make no space. */
 Test(nvme_move, what_is_sound_in_a_segment_that_goes_into_quarantine_stays)
 {
     open_moving(1, 17 * MIB, 50);
@@ -222,7 +223,7 @@ Test(nvme_move, what_is_forgotten_meanwhile_stays_forgotten)
     rig_verify();
 }
 
-/* A caller that waits for the backlog gets a callback when a write of its own ends, and of no other. */
+/* A caller that waits for the backlog gets a callback when its own write ends, and for no other. */
 Test(nvme_move, what_moves_is_not_in_the_backlog)
 {
     prepare_moving(1, 9 * MIB, 50);
@@ -267,8 +268,8 @@ static uint32_t checkpoint_tells(unsigned file, uint32_t number)
     return listed;
 }
 
-/* What was moved may lie in another file, and not synced: a checkpoint that says that it is not
- * here any more would lose it with the power. */
+/* A moved part may lie in another file that is not synced. If a checkpoint said that the part is
+ * not here any more, a power failure would lose it. */
 Test(nvme_move, a_checkpoint_is_silent_about_a_segment_that_is_being_emptied)
 {
     struct tier_place before[3 * FULL];
@@ -312,8 +313,8 @@ Test(nvme_move, closed_while_it_moves)
     }
 }
 
-/* The copies of what has been purged are nobody's; the segment that they come from is free again,
- * and not kept out of use as if they could not have been synced. */
+/* Copies of purged parts belong to nobody. The segment that they come from is free again. It is not
+ * kept out of use as if the copies could not be synced. */
 Test(nvme_move, what_is_purged_meanwhile_costs_no_room)
 {
     struct tier_ns_record naming;

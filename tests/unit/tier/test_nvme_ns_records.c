@@ -177,7 +177,7 @@ Test(nvme_ns_records, what_waits_for_a_key_is_kept_whoever_wants_it)
     cr_expect_eq(names.count, 51u);
 }
 
-/* The caller goes by the record that one directory has: the next start does. */
+/* One directory has the record, so the caller uses it, as the next start will. */
 Test(nvme_ns_records, a_record_that_one_directory_takes)
 {
     struct nvme_ns_record one = name_make(1, 10);
@@ -310,7 +310,7 @@ Test(nvme_ns_records, each_directory_is_enough)
     cr_expect_eq(names.count, 5u);
 }
 
-/* A start removes what was left; what can't be written again goes on growing. */
+/* A start removes the temporary file. A file that can't be rewritten goes on growing. */
 Test(nvme_ns_records, a_rewrite_that_fails_loses_nothing)
 {
     char path[128], left[160];

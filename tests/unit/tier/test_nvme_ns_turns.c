@@ -1,4 +1,4 @@
-/* Whose record of a namespace is written next, when many wait. */
+/* Which tenant's record of a namespace is written next, when many wait. */
 #include "daemon/tier/nvme.h"
 #include "tests/unit/tier/nvme_rig.h"
 
@@ -42,7 +42,7 @@ static void open_rig(void)
 
 TestSuite(nvme_ns_turns, .init = open_rig, .fini = rig_close);
 
-/* One under way, and a batch that they share. */
+/* One is under way, and the others share a batch. */
 Test(nvme_ns_turns, who_asks_for_many_keeps_nobody_waiting)
 {
     static struct asked other;
@@ -65,7 +65,7 @@ static void again_cb(struct tier_ns_record *record, int status)
     ask(&asked[again], 1, again, false);
 }
 
-/* A purge of a namespace whose record waits, too, comes after it; and a callback may ask for more. */
+/* If a namespace's record waits, its purge comes after it. A callback may ask for more. */
 Test(nvme_ns_turns, records_of_one_namespace_keep_their_order)
 {
     static struct asked before, first, purge, second;

@@ -42,7 +42,8 @@ Test(nvme_sync, a_failed_one_promises_nothing)
     cr_assert_eq(rig_verify(), 10); /* readable all the same */
 }
 
-/* The kernel counts what it could not write as clean: the next sync succeeds and means nothing. */
+/* The kernel counts pages that it could not write as clean. So the next sync succeeds and means
+ * nothing. */
 Test(nvme_sync, what_one_failed_for_no_later_one_promises)
 {
     open_rig(CONFIG_IO_AUTO);
@@ -74,7 +75,8 @@ static void first_cb(struct tier_io *io, int status)
     rig.parts[1].io.done_cb = second_cb;
 }
 
-/* The callback asks for the next: that is another sync, though the one has only just ended. */
+/* The callback asks for the next sync. That is another one, although the first has only just ended.
+ */
 Test(nvme_sync, what_is_asked_for_after_one_waits_for_the_next)
 {
     open_rig(CONFIG_IO_AUTO);

@@ -131,7 +131,7 @@ Test(segment, the_coldest_of_the_old_goes_first)
     cr_assert(holds(RECORDS));
 }
 
-/* What was acknowledged last is not lost because it lies in a segment with little else. */
+/* The newest records are not lost just because their segment has few others. */
 Test(segment, who_drops_takes_the_oldest_however_full)
 {
     full(8);
@@ -160,7 +160,7 @@ Test(segment, who_moves_takes_the_emptiest_whose_records_have_a_place)
     cr_expect(sparse, "to what is open");
 }
 
-/* A start finds segments by their places, and the newest may lie in front. */
+/* A start finds segments in the order of their places, and the newest may come first. */
 Test(segment, what_a_start_found_goes_by_its_age)
 {
     table_init(64, 0);
@@ -198,7 +198,7 @@ Test(segment, refusals_are_asked_for_a_bounded_number_of_times)
     cr_assert_eq(asked, 0);
     cr_assert_leq(looked, 16 * RECORDS);
     cr_assert_eq(lost, dropped);
-    refuse[63 * RECORDS + 1] = false; /* those that refused are not asked for ever */
+    refuse[63 * RECORDS + 1] = false; /* records that refused once are asked again */
     for (unsigned i = 0; i < 100; i++)
         if (reclaim(UINT32_MAX) == 0)
             break;
@@ -314,7 +314,7 @@ Test(segment, a_use_counts_for_one_opening)
     segment_written(&table, s, record, true);
 }
 
-/* More sizes than segments may be open: none is closed after a record or two. */
+/* There are more sizes than segments that may be open. None is closed after a record or two. */
 Test(segment, many_strides_share)
 {
     unsigned stored = 0;
@@ -346,7 +346,7 @@ Test(segment, a_stopped_file_takes_nothing_and_keeps_what_it_has)
     cr_assert_eq(segment_find(&table, loc, 1000, &s, &record), 0);
 }
 
-/* Its segments stand before the others' in the lists. */
+/* Its segments come before the others' in the lists. */
 Test(segment, a_stopped_file_does_not_hide_the_others)
 {
     table_init(400, 3);
@@ -362,7 +362,8 @@ Test(segment, a_stopped_file_does_not_hide_the_others)
     cr_expect_not(holds(0), "its oldest is the oldest of all");
 }
 
-/* Whatever state it is in when a bad block is found: it is read on, and never written to again. */
+/* In whatever state a segment is when a bad block is found, it can still be read, and is never
+ * written again. */
 Test(segment, what_is_in_quarantine_is_not_reused)
 {
     struct segment *free_one, *open_one, *closed;
@@ -393,7 +394,7 @@ Test(segment, what_is_in_quarantine_is_not_reused)
     cr_assert_eq(reclaim(UINT32_MAX), 0);
     cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), 0);
     cr_assert_eq(s->number, 2);
-    /* an earlier run's records are found again in it, and it stays where it is */
+    /* an earlier run's records in it are found again, and it stays in its list */
     cr_assert_eq(segment_adopt(&table, 0, 3, 5, STRIDE, &s), 0);
     segment_restore(&table, s, 0, 1, 5);
     segment_read_end(&table, s);

@@ -47,7 +47,8 @@ Test(pattern, every_changed_byte_is_counted)
     }
 }
 
-/* What a cache could mix up: another key, another part, another place of the same part. */
+/* Bytes that a cache could mix up: of another key, another part, or another place in the same part.
+ */
 Test(pattern, the_bytes_of_another_block_part_or_place_differ)
 {
     static uint8_t buf[65536];
@@ -97,8 +98,8 @@ Test(workload, the_same_seed_gives_the_same_requests)
     workload_free(b);
 }
 
-/* With an endless cache, every block but a turn's own new ones has been seen: prefixes are shared.
- */
+/* With an endless cache, every block but a turn's own new ones has been seen, because prefixes are
+ * shared. */
 Test(workload, turns_repeat_their_conversation_and_share_prompts)
 {
     struct workload_shape shape = {.conversations = 1,
