@@ -58,7 +58,7 @@ static void link_down(struct ucm_client *c)
         if (h->state != HANDLE_PENDING) /* its call ends, and handles this */
             h->state = HANDLE_STALE;
     client_call_finish_all(c, c->why, c->why_text);
-    client_doors_down(c);
+    client_hooks_down(c);
     client_lease_end_all(c);
     c->followups.n = 0;
     client_link_reap(c);
@@ -100,7 +100,7 @@ void client_link_try_settle(struct ucm_client *c)
 
     if (c->link != LINK_BREAKING)
         return;
-    if (client_doors_settled(c) || client_now_ns() >= c->settled_by_ns) {
+    if (client_hooks_settled(c) || client_now_ns() >= c->settled_by_ns) {
         link_down(c);
         next.it_value.tv_nsec = 0; /* never */
     }

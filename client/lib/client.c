@@ -49,7 +49,7 @@ static void client_free(struct ucm_client *c)
 {
     struct client_handle *h;
 
-    client_doors_closed(c);
+    client_hooks_closed(c);
     client_task_free_all(c);
     while ((h = TAILQ_FIRST(&c->handles)) != NULL) {
         client_handle_unlist(h);

@@ -33,7 +33,7 @@ static void drop(struct ucm_client *c)
     struct client_handle *h;
 
     c->forked = true;
-    client_doors_forked(c);
+    client_hooks_forked(c);
     TAILQ_FOREACH(h, &c->handles, node)
         while (h->request.n_fds > 0)
             close(h->fds[--h->request.n_fds]);

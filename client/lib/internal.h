@@ -223,35 +223,38 @@ void client_prove_end(struct client_handle *h);
 /* For a handle whose call is done or given up: returns when its nonce is no longer in memory. */
 void client_prove_settle(struct client_handle *h);
 
-/* ---- what features and others keep of a client: door.c ---- */
+/* ---- what features and others keep of a client: hook.c ---- */
 
-/* An object whose life ends with the connection or the client, such as a mapping, has a door as a
+/* An object whose life ends with the connection or the client, such as a mapping, has a hook as a
  * member. Callbacks may be NULL. They run with the lock held. */
-struct client_door;
+struct client_hook;
 struct client_feature {
     /* The connection breaks. True when no part of the object moves this process's bytes any more;
      * until then it is asked again. */
-    bool (*settled_cb)(struct client_door *d);
-    void (*down_cb)(struct client_door *d);   /* the connection is gone */
-    void (*forked_cb)(struct client_door *d); /* in a forked child, where the client is of no use */
+    bool (*settled_cb)(struct client_hook *hook);
+    /* The connection is gone. */
+    void (*down_cb)(struct client_hook *hook);
+    /* In a forked child, where the client is of no use. */
+    void (*forked_cb)(struct client_hook *hook);
     /* The daemon says something unasked. 0, or -code with *e if it violates the protocol. */
-    int (*notified_cb)(struct client_door *d, struct proto_envelope *env, struct ucm_error *e);
-    void (*closed_cb)(
-        struct client_door *d); /* the client is being freed: closes the door, frees the object */
+    int (*notified_cb)(struct client_hook *hook, struct proto_envelope *env, struct ucm_error *e);
+    /* The client is being freed: closes the hook, frees the object. */
+    void (*closed_cb)(struct client_hook *hook);
 };
-struct client_door {
+struct client_hook {
     const struct client_feature *feature; /* NULL: it is closed */
-    LIST_ENTRY(client_door) node;
+    LIST_ENTRY(client_hook) node;
 };
-LIST_HEAD(client_doors, client_door);
+LIST_HEAD(client_hooks, client_hook);
 
-void client_door_open(struct ucm_client *c, struct client_door *d, const struct client_feature *f);
-void client_door_close(struct client_door *d); /* harmless when it is closed */
-bool client_doors_settled(struct ucm_client *c);
-void client_doors_down(struct ucm_client *c);
-void client_doors_forked(struct ucm_client *c);
-int client_doors_notify(struct ucm_client *c, struct proto_envelope *env, struct ucm_error *e);
-void client_doors_closed(struct ucm_client *c);
+void client_hook_open(struct ucm_client *c, struct client_hook *hook,
+                      const struct client_feature *f);
+void client_hook_close(struct client_hook *hook); /* harmless when it is closed */
+bool client_hooks_settled(struct ucm_client *c);
+void client_hooks_down(struct ucm_client *c);
+void client_hooks_forked(struct ucm_client *c);
+int client_hooks_notify(struct ucm_client *c, struct proto_envelope *env, struct ucm_error *e);
+void client_hooks_closed(struct ucm_client *c);
 
 /* ---- the client ---- */
 
@@ -333,7 +336,7 @@ struct ucm_client {
     struct client_handles handles; /* each namespace before its regions */
     bool stale;                    /* some listed handle may be STALE */
     struct {
-        struct client_door door;
+        struct client_hook hook;
         /* The one that proves its memory, referenced, until its register is answered and the memory
          * has its own bytes back; NULL: none. */
         struct client_handle *handle;
@@ -348,7 +351,7 @@ struct ucm_client {
      * the lock. NULL: nothing to do. */
     void (*rest_cb)(struct ucm_client *c);
     struct client_tasks tasks;
-    struct client_doors doors;
+    struct client_hooks hooks;
 
     struct client_lease *leases; /* n_leases, a power of two; NULL until the first one */
     uint32_t n_leases, next_lease;

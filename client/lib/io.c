@@ -128,7 +128,7 @@ static void notification(struct ucm_client *c, struct proto_envelope *env)
             garbage(c, e.text);
         else if (!client_call_progress(c, &m.progress))
             garbage(c, "progress that fits no load");
-    } else if (client_doors_notify(c, env, &e) != 0) {
+    } else if (client_hooks_notify(c, env, &e) != 0) {
         garbage(c, e.text);
     }
 }

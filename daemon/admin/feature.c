@@ -1,4 +1,4 @@
-/* The door of what operators do. */
+/* The interface of what operators do. */
 #include "daemon/admin/admin.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* The door of mappings, mapping.close among it: the end of a mapping stops what still works on
+/* The interface of mappings, mapping.close among it: the end of a mapping stops what still works on
  * it. */
 #include "daemon/mapping/mapping.h"
 

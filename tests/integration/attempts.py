@@ -137,7 +137,7 @@ FORBIDDEN = {
     "msgget": lambda: call(68, 186, 0, 0o1600),
     "semget": lambda: call(64, 190, 0, 1, 0o1600),
     "mq_open": lambda: call(240, 180, b"ucmd-attempt", os.O_RDWR | os.O_CREAT, 0o600, None),
-    # larger doors
+    # wider interfaces
     "io_uring": lambda: call(425, 425, 8, bytes(120)),
     "bpf": lambda: call(321, 280, 0, some, 48),
     "userfaultfd": lambda: call(323, 282, 1),

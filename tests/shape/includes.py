@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The core includes no feature's header: modules.py says which files are whose, and which headers are doors.
+"""The core includes no feature's header: modules.py says which files are whose, and which headers are interfaces.
 
     includes.py [--shrink]
 
@@ -22,7 +22,7 @@ def found():
     for file in modules.listed("daemon", "client/lib", "proto", "kernels", ends=modules.C):
         if modules.core_of(file):
             headers = re.findall(r'^\s*#\s*include "([^"]+)"', modules.read(file), re.M)
-            pairs.update(f"{file} {header}" for header in headers if modules.feature_of(header) and header not in modules.DOORS)
+            pairs.update(f"{file} {header}" for header in headers if modules.feature_of(header) and header not in modules.INTERFACES)
     return pairs
 
 
@@ -34,7 +34,7 @@ def allowed():
 def idle():
     """Patterns of modules.py that match no file."""
     files = list(modules.listed("daemon", "client", "proto", "kernels"))
-    patterns = [pattern for module in (*modules.FEATURES.values(), *modules.CORE.values()) for pattern in module] + list(modules.DOORS)
+    patterns = [pattern for module in (*modules.FEATURES.values(), *modules.CORE.values()) for pattern in module] + list(modules.INTERFACES)
     return [pattern for pattern in patterns if not any(modules.within(file, [pattern]) for file in files)]
 
 

@@ -61,7 +61,7 @@ CORE = {
 }
 
 #: Headers of features that the core may include, and why.
-DOORS = {
+INTERFACES = {
     "daemon/learn/learn.h": "the policy asks what the traffic taught it, and a namespace counts for it",
     "daemon/cuda/cuda.h": "GPUs are devices; daemon/cuda/none.c has it in a build without CUDA",
     "daemon/encryption/encryption.h": "the tag belongs to the format of a record, and the key to its namespace",

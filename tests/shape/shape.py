@@ -99,9 +99,9 @@ def circles(graph):
 
 
 def calls_by_name(graph):
-    """{file of the core: files of features that it names}, doors left out."""
-    doors = {door.removesuffix(".h") for door in modules.DOORS}
-    found = {file: sorted(other for other in others if modules.feature_of(other) and not other.startswith(tuple(doors)))
+    """{file of the core: files of features that it names}, interfaces left out."""
+    interfaces = {header.removesuffix(".h") for header in modules.INTERFACES}
+    found = {file: sorted(other for other in others if modules.feature_of(other) and not other.startswith(tuple(interfaces)))
              for file, others in graph.items() if modules.core_of(file)}
     return {file: others for file, others in found.items() if others}
 

@@ -65,22 +65,22 @@ void client_prove_init(struct ucm_client *c)
 
 /* ---- what becomes of it with the client ---- */
 
-static struct ucm_client *client_of(struct client_door *d)
+static struct ucm_client *client_of(struct client_hook *hook)
 {
-    return (struct ucm_client *)((char *)d - offsetof(struct ucm_client, prover.door));
+    return (struct ucm_client *)((char *)hook - offsetof(struct ucm_client, prover.hook));
 }
 
-static void prove_down_cb(struct client_door *d)
+static void prove_down_cb(struct client_hook *hook)
 {
-    struct ucm_client *c = client_of(d);
+    struct ucm_client *c = client_of(hook);
 
     if (client_proves(c->prover.handle))
         client_call_finish(&c->prover.handle->call, c->why, c->why_text);
 }
 
-static void prove_forked_cb(struct client_door *d)
+static void prove_forked_cb(struct client_hook *hook)
 {
-    claim_end(client_of(d));
+    claim_end(client_of(hook));
 }
 
 static void prove_rest_cb(struct ucm_client *c);
@@ -99,7 +99,7 @@ bool client_prove_begin(struct client_handle *h)
     client_handle_ref(h);
     c->prover.handle = h;
     c->prover.over = c->prover.written = false;
-    client_door_open(c, &c->prover.door, &proving);
+    client_hook_open(c, &c->prover.hook, &proving);
     c->rest_cb = prove_rest_cb;
     c->prover.nonce_ns = 0;
     h->state = HANDLE_PENDING;
@@ -131,7 +131,7 @@ static void prover_end(struct ucm_client *c)
     struct client_handle *h = c->prover.handle;
 
     c->prover.handle = NULL;
-    client_door_close(&c->prover.door);
+    client_hook_close(&c->prover.hook);
     c->rest_cb = NULL;
     claim_end(c);
     if (c->prover.challenge.linked)

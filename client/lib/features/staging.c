@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 struct ucm_ring_registration {
-    struct client_door door;
+    struct client_hook hook;
     struct ucm_client *client;
     struct ucm_staging *memory;
     uint32_t id; /* 0: the daemon does not know it, or not any more */
@@ -38,35 +38,35 @@ static int ring_prove_cb(struct client_handle *h, const uint8_t *nonce)
     return q->prove_cb(q->prove_ctx, q->msg.offset, nonce);
 }
 
-static struct ucm_ring_registration *ring_of(struct client_door *d)
+static struct ucm_ring_registration *ring_of(struct client_hook *hook)
 {
-    return (struct ucm_ring_registration *)((char *)d -
-                                            offsetof(struct ucm_ring_registration, door));
+    return (struct ucm_ring_registration *)((char *)hook -
+                                            offsetof(struct ucm_ring_registration, hook));
 }
 
 /* From now on no order begins. */
-static bool ring_settled_cb(struct client_door *d)
+static bool ring_settled_cb(struct client_hook *hook)
 {
-    struct ucm_ring_registration *ring = ring_of(d);
+    struct ucm_ring_registration *ring = ring_of(hook);
 
     return ring->id == 0 || ucm_staging_abandon(ring->memory, 0);
 }
 
-static void ring_down_cb(struct client_door *d)
+static void ring_down_cb(struct client_hook *hook)
 {
-    ring_of(d)->id = 0;
+    ring_of(hook)->id = 0;
 }
 
 static void ring_free(struct ucm_ring_registration *ring)
 {
-    client_door_close(&ring->door);
+    client_hook_close(&ring->hook);
     munmap(ring->memory, sizeof *ring->memory);
     free(ring);
 }
 
-static void ring_closed_cb(struct client_door *d)
+static void ring_closed_cb(struct client_hook *hook)
 {
-    ring_free(ring_of(d));
+    ring_free(ring_of(hook));
 }
 
 static const struct client_feature rings = {
@@ -90,7 +90,7 @@ static int ring_new(struct ucm_client *c, struct ucm_ring_registration **out, in
     (void)madvise(memory, sizeof *ring->memory, MADV_DONTFORK);
     ring->client = c;
     ring->memory = memory;
-    client_door_open(c, &ring->door, &rings);
+    client_hook_open(c, &ring->hook, &rings);
     *out = ring;
     return 0;
 }

@@ -17,7 +17,7 @@ struct client_summary {
 /* Sequences are no handles, since appending a million keys again would delay every call after a
  * reconnect. The first call that names a sequence opens it again. */
 struct ucm_sequence {
-    struct client_door door;
+    struct client_hook hook;
     struct ucm_client *client;
     struct ucm_namespace *ns; /* of summaries, referenced */
     unsigned refs;            /* of the user, of threads that use it, of tasks */
@@ -102,7 +102,7 @@ struct client_range *client_maps_find(struct client_maps *m, const void *address
 void client_maps_unmap(struct client_maps *m, struct client_range *range);
 
 struct ucm_mapping {
-    struct client_door door;
+    struct client_hook hook;
     struct ucm_client *client;
     struct ucm_namespace *ns; /* referenced */
     unsigned refs;            /* of the user, of threads that use it */

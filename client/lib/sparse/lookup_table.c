@@ -14,7 +14,7 @@
 
 /* What a namespace's handle has of it: client_handle.ext. */
 struct client_lookup_table {
-    struct client_door door;
+    struct client_hook hook;
     /* Readers only try to take it. While another table is being mapped, none can be read. */
     pthread_rwlock_t lock;
     _Atomic bool usable; /* its connection lives */
@@ -57,7 +57,7 @@ static void lookup_table_free_cb(struct client_handle *handle)
 {
     struct client_lookup_table *h = handle->ext;
 
-    client_door_close(&h->door);
+    client_hook_close(&h->hook);
     if (h->p)
         munmap(h->p, h->bytes);
     pthread_rwlock_destroy(&h->lock);
@@ -65,10 +65,10 @@ static void lookup_table_free_cb(struct client_handle *handle)
 }
 
 /* The connection broke, or this is a forked child. */
-static void lookup_table_end_cb(struct client_door *d)
+static void lookup_table_end_cb(struct client_hook *hook)
 {
     struct client_lookup_table *h =
-        (struct client_lookup_table *)((char *)d - offsetof(struct client_lookup_table, door));
+        (struct client_lookup_table *)((char *)hook - offsetof(struct client_lookup_table, hook));
 
     atomic_store(&h->usable, false);
 }
@@ -122,7 +122,7 @@ static int open_take_cb(struct client_call *call, const union proto_any *any)
         h = lookup_table_new();
         if (!h)
             return ucm_error_set(&call->error, UCM_ENOMEMORY, "no memory for a lookup table");
-        client_door_open(call->client, &h->door, &lookup_table);
+        client_hook_open(call->client, &h->hook, &lookup_table);
         ns->handle.free_cb = lookup_table_free_cb;
         atomic_store(&ns->handle.ext, h);
     }

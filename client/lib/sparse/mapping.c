@@ -38,30 +38,30 @@ void client_mapping_abandon(struct ucm_mapping *w)
     client_maps_end(&w->maps, keeps(w));
 }
 
-static struct ucm_mapping *mapping_of(struct client_door *d)
+static struct ucm_mapping *mapping_of(struct client_hook *hook)
 {
-    return (struct ucm_mapping *)((char *)d - offsetof(struct ucm_mapping, door));
+    return (struct ucm_mapping *)((char *)hook - offsetof(struct ucm_mapping, hook));
 }
 
-static void mapping_down_cb(struct client_door *d)
+static void mapping_down_cb(struct client_hook *hook)
 {
-    if (mapping_of(d)->attempts != 0)
-        client_mapping_abandon(mapping_of(d));
+    if (mapping_of(hook)->attempts != 0)
+        client_mapping_abandon(mapping_of(hook));
 }
 
 /* The child has none of its ranges. */
-static void mapping_forked_cb(struct client_door *d)
+static void mapping_forked_cb(struct client_hook *hook)
 {
-    atomic_store(&mapping_of(d)->maps.opened, 0);
+    atomic_store(&mapping_of(hook)->maps.opened, 0);
 }
 
-static void mapping_closed_cb(struct client_door *d)
+static void mapping_closed_cb(struct client_hook *hook)
 {
-    client_door_close(d);
-    mapping_unref(mapping_of(d));
+    client_hook_close(hook);
+    mapping_unref(mapping_of(hook));
 }
 
-static int mapping_notified_cb(struct client_door *d, struct proto_envelope *env,
+static int mapping_notified_cb(struct client_hook *hook, struct proto_envelope *env,
                                struct ucm_error *e);
 
 static const struct client_feature mappings = {.down_cb = mapping_down_cb,
@@ -232,10 +232,10 @@ static void mapping_revoke(struct ucm_mapping *w, const struct msg_mapping_revok
     }
 }
 
-static int mapping_notified_cb(struct client_door *d, struct proto_envelope *env,
+static int mapping_notified_cb(struct client_hook *hook, struct proto_envelope *env,
                                struct ucm_error *e)
 {
-    struct ucm_mapping *w = mapping_of(d);
+    struct ucm_mapping *w = mapping_of(hook);
     union proto_any m;
     int r;
 
@@ -337,10 +337,10 @@ int ucm_mapping_open(struct ucm_namespace *ns, uint32_t part, uint32_t flags, in
     w = mapping_new(ns, part, flags);
     if (!w)
         return client_leave(c, client_fail(UCM_ENOMEMORY, "no memory for a mapping"));
-    client_door_open(c, &w->door, &mappings); /* it may end while it is opened */
+    client_hook_open(c, &w->hook, &mappings); /* it may end while it is opened */
     r = client_mapping_send_open(w, client_deadline(c, timeout_ms));
     if (r) {
-        client_door_close(&w->door);
+        client_hook_close(&w->hook);
         mapping_unref(w);
         return client_leave(c, r);
     }
@@ -359,7 +359,7 @@ void ucm_mapping_close(struct ucm_mapping *w)
         return;
     w->closed = true;
     client_mapping_abandon(w);
-    client_door_close(&w->door);
+    client_hook_close(&w->hook);
     mapping_unref(w);
     client_leave(c, 0);
 }

@@ -55,10 +55,11 @@ static void sequence_abandon(struct ucm_sequence *sequence)
     client_sequence_forget(sequence);
 }
 
-static void sequence_closed_cb(struct client_door *d)
+static void sequence_closed_cb(struct client_hook *hook)
 {
-    client_door_close(d);
-    client_sequence_unref((struct ucm_sequence *)((char *)d - offsetof(struct ucm_sequence, door)));
+    client_hook_close(hook);
+    client_sequence_unref(
+        (struct ucm_sequence *)((char *)hook - offsetof(struct ucm_sequence, hook)));
 }
 
 static const struct client_feature sequences_feature = {.closed_cb = sequence_closed_cb};
@@ -274,7 +275,7 @@ int ucm_sequence_open(struct ucm_namespace *ns, uint32_t part, uint32_t lease_ms
         client_sequence_unref(sequence);
         return client_leave(c, r);
     }
-    client_door_open(c, &sequence->door, &sequences_feature);
+    client_hook_open(c, &sequence->hook, &sequences_feature);
     *out = sequence;
     return client_leave(c, 0);
 }
@@ -290,7 +291,7 @@ void ucm_sequence_close(struct ucm_sequence *sequence)
         return;
     sequence_abandon(sequence);
     sequence->closed = true;
-    client_door_close(&sequence->door);
+    client_hook_close(&sequence->hook);
     client_sequence_unref(sequence);
     client_leave(c, 0);
 }
