@@ -1,10 +1,11 @@
 #!/usr/bin/python3
 """Monitoring as an operator sets it up: a daemon that has served something, the shipped scrape example, alerts and board in a
-real Prometheus, and what its listener says while it starts, serves and stops.
+real Prometheus, and what its listener says while it starts, serves and stops. And the pictures of both in docs.
 
 $UCMD, $UCMCTL and $UCM_BENCH name other programs than those in build/.
 """
 
+import collections
 import http.client
 import json
 import os
@@ -20,6 +21,7 @@ import time
 import unittest
 import urllib.parse
 import urllib.request
+import xml.etree.ElementTree
 
 from daemon import TIMEOUT_S, UCMD, Daemon, threads_named, until
 from second_client import Client
@@ -203,14 +205,41 @@ def panels_of(board):
         yield from panel.get("panels", [])
 
 
-class Prometheus:
-    """A real one, with the shipped files, which asks `address` four times a second."""
+class Pictures(unittest.TestCase):
+    """What `make pictures` drew: another title on the board, or in ucmctl top, needs new ones."""
 
-    def __init__(self, address):
+    def texts(self, name):
+        path, svg = TOP / "docs" / name, "{http://www.w3.org/2000/svg}"
+        self.assertLess(path.stat().st_size, 120_000)
+        root = xml.etree.ElementTree.parse(path).getroot()
+        self.assertEqual(root.tag, svg + "svg")
+        return ["".join(text.itertext()) for text in root.iter(svg + "text")]
+
+    def test_the_board_s_picture_names_every_panel(self):
+        board = json.loads((OBSERVE / "ucmd-board.json").read_text())
+        titles = collections.Counter(panel["title"] for panel in panels_of(board))
+        self.assertGreater(len(titles), 50)
+        self.assertEqual(titles - collections.Counter(self.texts("board.svg")), collections.Counter(), "make pictures")
+
+    def test_the_screen_of_top_has_every_label(self):
+        source, lines = (TOP / "client/ctl/ucmctl-top").read_text(), self.texts("top.svg")
+        labels = set(re.findall(r'yield \(?f"([a-z]+) ', source))
+        self.assertGreater(len(labels), 8)
+        self.assertLessEqual(labels, {line.split()[0] for line in lines})
+        titles = set(re.findall(r'"(?:>([A-Z][^"]*)|(TENANT|MODEL))"', source))
+        tables = [line for line in lines if re.match(" *(TENANT|NS) ", line)]
+        self.assertEqual(len(tables), 2)
+        self.assertEqual({right or left for right, left in titles}, set(re.split(" {2,}", "  ".join(tables).strip())), "make pictures")
+
+
+class Prometheus:
+    """A real one, with the shipped files, which asks `address` four times a second, or as often as every says."""
+
+    def __init__(self, address, every="250ms"):
         self.directory = tempfile.mkdtemp(prefix="prometheus.")
         text = (OBSERVE / "prometheus.yml").read_text()
         assert "127.0.0.1:9471" in text
-        text = text.replace("127.0.0.1:9471", address).replace(": 15s", ": 250ms")
+        text = text.replace("127.0.0.1:9471", address).replace(": 15s", f": {every}")
         pathlib.Path(self.directory, "prometheus.yml").write_text(text)
         shutil.copy(OBSERVE / "alerts.yml", self.directory)
         self.log = open(os.path.join(self.directory, "log"), "wb")
