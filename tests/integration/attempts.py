@@ -1,7 +1,8 @@
 #!/usr/bin/python3
-"""What a compromised backend may try on those outside of its sandbox, and what any program needs: attempts.py DIRECTORY SOCKET, as a
-backend that never says hello. DIRECTORY/attempts.json is what came of it: {name: "done", or the error's name}. SOCKET is that of somebody
-who takes datagrams. Standard library only."""
+"""What a compromised backend may try on processes outside of its sandbox, and what any program
+needs. attempts.py DIRECTORY SOCKET runs as a backend that never says hello. It writes
+DIRECTORY/attempts.json: {name: "done", or the error's name}. SOCKET belongs to a process that takes
+datagrams. Standard library only."""
 
 import ctypes
 import errno
@@ -53,7 +54,7 @@ def owner(how):
 
 
 def own_session(leave):
-    """In a child, which stays where that works."""
+    """Runs in a child, which stays in what it entered if that works."""
     told, tells = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -207,7 +208,7 @@ def outcome(attempt):
         return errno.errorcode.get(e.errno, str(e.errno))
     except ValueError as e:
         return "EPERM" if "raise maximum limit" in str(e) else str(e)
-    except BaseException as e:  # mistakes of a table's line are reported, too
+    except BaseException as e:  # a mistake in a line of the table is reported, too
         return f"{type(e).__name__}: {e}"
     return "done"
 

@@ -22,7 +22,8 @@ TIMEOUT_S = 60
 
 
 def until(true, what="it", limit_s=TIMEOUT_S):
-    """Waits until the function returns something true, and returns that. what: says what does not come about; or a function that does."""
+    """Waits until the function returns something true, and returns that. what: names it for the
+    error, or is a function that returns the name."""
     end = time.monotonic() + limit_s
     while not (result := true()):
         if time.monotonic() > end:
@@ -41,14 +42,14 @@ def script_of(path):
 
 
 def listens(path):
-    """Whether somebody does at this socket: its file is there a little earlier."""
+    """Whether a process listens at this socket. The socket's file is there a little earlier."""
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(path) == 0
 
 
 def halt(pid):
-    """Stops it by SIGSTOP, and returns when none of its threads runs. After kill() alone they go on for as long as the one that the signal
-    was given to waits for a core."""
+    """Stops it by SIGSTOP, and returns when none of its threads runs. After kill() alone, threads
+    run on until the one that got the signal gets a core."""
     os.kill(pid, signal.SIGSTOP)
     until, directory = time.monotonic() + TIMEOUT_S, f"/proc/{pid}/task"
     while not all(state_of(directory, thread) in "TXZ" for thread in os.listdir(directory)):
@@ -66,8 +67,10 @@ def state_of(directory, thread):
 
 
 def logged(pid):
-    """Returns when the daemon has written all that it has logged by now: a thread of its own writes, and sleeps when there is nothing. That
-    thread has its name from when it first runs; before, the process's. What starts a daemon has another name, and none such."""
+    """Returns when the daemon has written all that it has logged by now. A thread of its own
+    writes, and sleeps when there is nothing to write. That thread gets its name when it first runs;
+    until then it has the process's. A program that starts a daemon has another name, and no such
+    thread."""
     until, directory, sleeps = time.monotonic() + TIMEOUT_S, f"/proc/{pid}/task", 0
     while sleeps < 3 and state_of(directory, str(pid)) not in "XZ" and time.monotonic() < until:
         threads = list(threads_named(directory, "log"))
@@ -93,9 +96,9 @@ def ctl(socket, *words, **options):
 
 
 class Daemon:
-    """stderr: in place of its log. before: words before its command. directory: one that is to outlive it, and may hold what another left; with
-    recovered, the daemon has found all of that when this returns. config: the text of its configuration file, which
-    `more` goes over."""
+    """stderr: in place of its log. before: words before its command. directory: one that outlives
+    the daemon, and may hold blocks of an earlier one. recovered: the daemon has found all of those
+    when this returns. config: the text of its configuration file, which `more` overrides."""
 
     def __init__(self, nvme=True, before=(), directory=None, recovered=True, config=None, stderr=None, **more):
         self.directory, self.clients, self.kept = directory or tempfile.mkdtemp(prefix="protocol."), [], directory is not None

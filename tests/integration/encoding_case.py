@@ -1,8 +1,7 @@
-"""What the tests of encoded namespaces share: engines that store KV in one form or another, and what the C reference makes of
-their bytes.
-
-$UCM_ENCODING_GPU: their pages lie on a GPU, and "straight" the daemon's kernels encode and decode, "ring" those of a copy agent
-(encoding_gpu.py). Layers are then as large as a ring wants them."""
+"""What the tests of encoded namespaces share: engines that store KV in one form or another, and
+what the C reference makes of their bytes. With $UCM_ENCODING_GPU their pages lie on a GPU, and
+layers are as large as a ring wants them. "straight": the daemon's kernels encode and decode;
+"ring": those of a copy agent (encoding_gpu.py)."""
 
 import ctypes
 import mmap
@@ -101,8 +100,9 @@ def register_host(client, size, **more):
 
 
 class Pages:
-    """Blocks in a memfd, or on a GPU; K and V of a layer side by side, each a plane of its own. spec: how the namespace's blocks
-    are encoded, for a copy agent. ring_region: for a ring that there is not; nobody offers it."""
+    """Blocks in a memfd, or on a GPU. K and V of a layer lie side by side, each a plane of its own.
+    spec: how the namespace's blocks are encoded, for a copy agent. ring_region: the region's number
+    for a ring that does not exist."""
 
     def __init__(self, client, ns, blocks, tensors=(TENSOR, TENSOR), layers=LAYERS, part=0, spec=None, ring_region=0):
         self.client, self.size = client, layers * sum(tensors)
@@ -159,7 +159,7 @@ class Engine:
         self.dump, self.load = self.pages.dump, self.pages.load
 
     def through(self, block):
-        """What a load makes of the plain bytes that this engine dumped."""
+        """What a load makes of the raw bytes that this engine dumped."""
         return self.reference.decode(self.reference.encode(block)) if self.reference else block
 
     def each(self, *names, **more):
@@ -178,13 +178,13 @@ class Engine:
 
 class EncodingCase(Case):
     def engine(self, encoding, daemon=None, blocks=16, identity=None, **spec):
-        """identity: what it has different from the others'."""
+        """identity: the fields in which it differs from the others'."""
         engine = Engine(daemon or self.daemon, {**IDENTITY, "model": self.id(), **(identity or {})}, encoding, blocks, **spec)
         self.addCleanup(engine.client.close)
         return engine
 
     def spoil(self, encoded):
-        """Flips a bit of it on NVMe."""
+        """Flips a bit of the block on NVMe."""
         for path in [os.path.join(at, name) for at, _, names in os.walk(self.daemon.store) for name in names]:
             with open(path, "r+b") as file:
                 at = file.read().find(encoded)

@@ -91,7 +91,8 @@ class Ring:
 
 
 def register(client, size, ring, spec, planes, blocks, **more):
-    """Memory, and the number of its region. With `ring`, a region whose encoding is known, or that is not encoded, has a copy agent."""
+    """Memory, and the number of its region. With `ring`, the region has a copy agent if it is not
+    encoded, or its encoding is known."""
     memory, number = Memory(size), 0
     if ring and spec is not None:
         client.ring = getattr(client, "ring", None) or Ring(client)

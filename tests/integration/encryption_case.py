@@ -1,4 +1,5 @@
-"""What the tests of encryption have in common: a daemon whose tenants have their keys in a file of the test's directory."""
+"""What the tests of encryption share: a daemon whose tenants have their keys in a file of the
+test's directory."""
 
 import os
 import secrets
@@ -60,7 +61,7 @@ class Encrypted(OwnDaemons, Case):
         self.start(*args, **options)
 
     def store(self, names=range(BLOCKS)):
-        """Dumps blocks with these names; what they hold."""
+        """Dumps blocks with these names. Returns what they hold."""
         kv = {name: self.fill(place, name) for place, name in enumerate(names)}
         self.assertLessEqual(set(self.region.dump(kv, range(len(kv)))), {OK, EXISTS})
         self.settled(self.client, self.ns)

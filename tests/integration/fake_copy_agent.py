@@ -1,4 +1,5 @@
-"""libucmclient_cuda for a test without a GPU: tests/engines/vllm/fake_copy_agent.c, built and taken for the real one."""
+"""libucmclient_cuda for a test without a GPU: builds tests/engines/vllm/fake_copy_agent.c, and uses
+it in place of the real one."""
 
 import ctypes
 import os
@@ -12,7 +13,7 @@ TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 
 
 def named(path):
-    """Environment in which the library is looked for there; what was found before is forgotten."""
+    """An environment in which the library is looked for there. Forgets the one found before."""
     copy_agent._library.cache_clear()
     return mock.patch.dict(os.environ, {"UCMCLIENT_CUDA_LIB": path})
 

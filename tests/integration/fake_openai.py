@@ -8,8 +8,9 @@ import time
 
 
 class FakeOpenAI:
-    """first(n): seconds until the first token of the n-th request, from 0; gap: between tokens. behave(n): None, or
-    "status", "error", "cut", "no-done", "garbage", "empty", "hang": how that one goes wrong."""
+    """first(n): seconds until the first token of the n-th request, from 0. gap: seconds between
+    tokens. behave(n): None, or how that request goes wrong: "status", "error", "cut", "no-done",
+    "garbage", "empty" or "hang"."""
 
     def __init__(self, first=lambda n: 0.0, gap=0.0, behave=lambda n: None, usage=True):
         self.first, self.gap, self.behave, self.usage = first, gap, behave, usage

@@ -1,4 +1,4 @@
-"""Tensors of torch that only say where they lie, for what is checked before a launch."""
+"""Tensors of torch that only say where they lie, for checks before a launch."""
 
 import math
 

@@ -57,7 +57,7 @@ static void host_exec(const struct host *h)
                            "arena.prefault=false", /* most tests use little of it */
                            "metrics.socket=",      /* test_observe.py has it */
                            "device.cuda=off",
-                           "shutdown.drain=20s", /* what is written by then is there later */
+                           "shutdown.drain=20s", /* blocks written by then are there later */
                            h->nvme ? nvme : NULL,
                            "nvme.size=256MiB",
                            "nvme.segment=4MiB"};

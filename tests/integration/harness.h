@@ -1,5 +1,5 @@
-/* What integration and fault tests share: a private daemon in a temporary directory, a worker with
- * shared memory, and a raw socket for what the client library would never send. Failures abort the
+/* What integration and fault tests share: a private daemon in a temporary directory, and a worker
+ * with shared memory. A raw socket sends what the client library never would. Failures abort the
  * test. */
 #ifndef UCM_TESTS_HARNESS_H
 #define UCM_TESTS_HARNESS_H
@@ -22,19 +22,19 @@ struct host {
 
 /* The directory and the socket's name only. */
 void host_prepare(struct host *h);
-/* Starts $UCMD (default build/ucmd) with a 16 MiB arena of 1 MiB slabs, and with nvme a 256 MiB
- * file tier, and waits until it answers. */
+/* Starts $UCMD (default build/ucmd), and waits until it answers. It has a 16 MiB arena of 1 MiB
+ * slabs, and with nvme a 256 MiB file tier. */
 void host_start(struct host *h);
-/* The same directory and options again, after host_stop or host_kill; returns when the daemon has found all that
- * an earlier one stored. */
+/* Starts it again in the same directory with the same options, after host_stop or host_kill.
+ * Returns when the daemon has found all blocks of the earlier one. */
 void host_restart(struct host *h);
-/* Returns as soon as the daemon answers: what was stored may not be found yet. */
+/* The same, but returns as soon as the daemon answers: it may not have found stored blocks yet. */
 void host_restart_at_once(struct host *h);
-/* As that; false when the daemon ended before it answered. */
+/* The same; false when the daemon ended before it answered. */
 bool host_try_restart(struct host *h);
 int host_stop(struct host *h); /* SIGTERM; its exit status */
 void host_kill(struct host *h);
-/* It has been killed by another, or by itself. */
+/* The daemon was killed by another process, or by itself. */
 void host_killed(struct host *h);
 uint64_t host_rss_bytes(const struct host *h);
 void host_remove(struct host *h); /* stops it if need be and removes the directory */
@@ -50,8 +50,8 @@ void host_remove(struct host *h); /* stops it if need be and removes the directo
 
 #define WORKER_KEY_BYTES 32
 
-/* A connection with one namespace and one region: `layers` layers, in each two planes (K and V) of
- * half of layer_bytes, all layers' planes one after the other. */
+/* A connection with one namespace and one region of `layers` layers. Each layer has two planes (K
+ * and V) of half of layer_bytes. All layers' planes lie one after the other. */
 struct worker {
     struct ucm_client *client;
     struct ucm_namespace *ns;
@@ -74,18 +74,18 @@ void worker_open(struct worker *w, const struct host *h, const struct worker_opt
 /* Memory and region of a worker whose other fields are set. Returns what register returned. */
 int worker_region_try(struct worker *w);
 void worker_close(struct worker *w);
-/* What is open of it, whose daemon is gone. */
+/* Closes what is open of a worker whose daemon is gone. */
 void worker_drop(struct worker *w);
 
-/* Keys that differ by a number; block i of a worker's memory filled with a pattern of seed, or
- * compared with it: the number of bytes that differ. */
+/* Keys that differ by a number. Fill block i of a worker's memory with a pattern of seed, or
+ * compare it: returns the number of bytes that differ. */
 void key_make(uint64_t number, uint8_t out[WORKER_KEY_BYTES]);
 void keys_make(uint64_t first, uint32_t n, uint8_t *out);
 void worker_fill(struct worker *w, uint32_t block, uint64_t seed);
 void worker_clear(struct worker *w);
 size_t worker_differs(const struct worker *w, uint32_t block, uint64_t seed);
 
-/* Whole requests, waited for; statuses (may be NULL) one a key. Return what wait returned. */
+/* Send a request and wait for it. statuses: one a key, or NULL. Return what the wait returned. */
 int worker_dump(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
                 uint8_t *status);
 /* As worker_dump, answered when the blocks are on stable storage. */
@@ -93,26 +93,26 @@ int worker_dump_durable(struct worker *w, const uint8_t *keys, const uint32_t *b
                         uint8_t *status);
 int worker_load(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
                 uint8_t *status);
-/* Fills, dumps and waits until each lies on NVMe, or is `expected`. */
+/* Fills and dumps blocks, and waits until each lies on NVMe, or has the status `expected`. */
 void worker_store_durable(struct worker *w, uint64_t first, uint32_t n, uint8_t expected);
-/* Loads blocks number first to first + n into blocks 0 on. How many are there; each of them has its bytes.
- * status: of each, or NULL. */
+/* Loads blocks number first to first + n into blocks 0 on. Returns how many are there, and checks
+ * their bytes. status: of each, or NULL. */
 uint32_t worker_found(struct worker *w, uint64_t first, uint32_t n, uint8_t *status);
-/* The same; all are there. */
+/* The same; all must be there. */
 void worker_expect(struct worker *w, uint64_t first, uint32_t n);
 uint32_t worker_hits(struct worker *w, const uint8_t *keys, uint32_t n);
 /* Blocks b = 0..n-1 filled with seed first + b and dumped as keys first + b. */
 void worker_store(struct worker *w, uint64_t first, uint32_t n);
 
-/* A metric of `stats`; waits until it is at least `least`. This, raw_frame and raw_closed wait for
- * three times timeout_ms before they give up. */
+/* A metric of `stats`; the second waits until it is at least `least`. It, raw_frame and raw_closed
+ * wait for three times timeout_ms before they give up. */
 uint64_t metric(struct ucm_client *c, const char *name);
 bool metric_reaches(struct ucm_client *c, const char *name, uint64_t least, int timeout_ms);
 
-/* Until the arena is all there: before that little has to leave it. */
+/* Waits until the arena is all there. Before that, few blocks have to leave it. */
 void arena_wait(struct ucm_client *c);
 
-/* What `health` says of the daemon. */
+/* Whether `health` reports this status. */
 bool health_is(struct ucm_client *c, const char *status);
 void wait_ok(struct ucm_client *c);
 /* Whether its answer has this text anywhere. */
@@ -130,7 +130,7 @@ int raw_connect(const struct host *h);
 bool raw_write(int fd, const void *p, size_t n);
 /* One frame's body into buf; its length, 0 at the end, -1 after timeout_ms. */
 ssize_t raw_frame(int fd, uint8_t *buf, size_t cap, int timeout_ms);
-/* Whether the daemon closes the connection within timeout_ms, frames before it thrown away. */
+/* Whether the daemon closes the connection within timeout_ms. Frames before that are discarded. */
 bool raw_closed(int fd, int timeout_ms);
 void raw_hello(int fd);
 

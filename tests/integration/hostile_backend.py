@@ -1,6 +1,7 @@
 #!/usr/bin/python3 -IS
-"""A backend that misbehaves: hostile_backend.py DIRECTORY [VERB:HOW]. It keeps files in DIRECTORY, flat, and behaves, but when the
-verb (or `hello`) comes for the first time ever: DIRECTORY/done says that it came."""
+"""A backend that misbehaves: hostile_backend.py DIRECTORY [VERB:HOW]. It keeps files in DIRECTORY,
+flat. It behaves, except when the verb (or `hello`) comes for the first time ever. DIRECTORY/done
+says that it came."""
 
 import mmap
 import os
@@ -66,7 +67,7 @@ def endless(r):
 
 
 def linger(good):
-    """Sends a socket whose close() waits as long as its other side, which a child keeps, does not read."""
+    """Sends a socket whose close() waits until its other side reads. A child keeps that side."""
     listener = socket.create_server(("127.0.0.1", 0))
     sender = socket.create_connection(listener.getsockname())
     other, _ = listener.accept()

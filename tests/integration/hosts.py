@@ -1,7 +1,6 @@
-"""Hosts that share an NFS server: each a network namespace with a ucmd in it, a cable between each and the server's.
-
-Needs root, network namespaces, and nfs-ganesha on a file system that its VFS backend can serve; why_not() says what
-is missing.
+"""Hosts that share an NFS server. Each is a network namespace with a ucmd in it, with a cable to
+the server's. Needs root, network namespaces, and nfs-ganesha on a file system that its VFS backend
+can serve. why_not() says what is missing.
 """
 
 import ctypes
@@ -20,7 +19,7 @@ NFS_PORT, MOUNT_PORT = 22049, 22048
 SERVER_IP = "10.77.0.1"
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/usr/bin:/sbin:/bin"
 GANESHA, RPCBIND = shutil.which("ganesha.nfsd", path=PATH), shutil.which("rpcbind", path=PATH)
-# Ganesha's way to directories, if it was brought along next to it.
+# The directory of Ganesha's VFS backend, if that lies next to the program.
 PLUGINS = os.path.dirname(GANESHA) if GANESHA and os.path.exists(os.path.join(os.path.dirname(GANESHA), "libfsalvfs.so")) else None
 CONFIG = """
 NFS_CORE_PARAM {{
@@ -47,7 +46,7 @@ def die_with_parent():
 
 @functools.cache
 def why_not():
-    """What this machine lacks, as a sentence, or None: a server is started and stopped to find out."""
+    """What this machine lacks, as a sentence, or None. It starts and stops a server to find out."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if not shutil.which("ip", path=PATH):
@@ -115,8 +114,9 @@ class Server:
         open(self.log, "w").close()
         with open(self.config, "w") as file:
             file.write(CONFIG.format(plugins=f'Plugins_Dir = "{PLUGINS}";' if PLUGINS else "", nfs=NFS_PORT, mount=MOUNT_PORT, directory=self.export))
-        # Ganesha does not start without; the machine's own, if it has one, is in another namespace and keeps its /run.
-        words = f"mount -t tmpfs run /run && exec {RPCBIND} -f -w -s"  # as `daemon`, whom every machine has
+        # Ganesha does not start without rpcbind. The machine's own, if any, is in another namespace
+        # and keeps its /run. as `daemon`, a user that every machine has
+        words = f"mount -t tmpfs run /run && exec {RPCBIND} -f -w -s"
         self.names = self.begin(["unshare", "-m", "sh", "-c", words])
         try:
             self.await_port(self.names, 111)

@@ -1,7 +1,8 @@
 #!/usr/bin/python3
-"""A file system that hangs: FUSE, whose server does not answer. Needs root and /dev/fuse; HungMount raises OSError without them.
+"""A file system that hangs: FUSE with a server that does not answer. Needs root and /dev/fuse;
+HungMount raises OSError without them.
 
-As a program, DIRECTORY takes|leaves|opens: that server."""
+As a program, hung_mount.py DIRECTORY takes|leaves|opens is that server."""
 
 import ctypes
 import os
@@ -14,9 +15,10 @@ LOOKUP, OPEN, INIT, DETACH = 1, 14, 26, 2
 
 
 class HungMount:
-    """Over a directory that may be in use; what is opened there from now on hangs. takes: the server takes each request, so that not even
-    SIGKILL ends its caller; else it does not even read them, and SIGKILL does, as in most file systems of the kernel's. opens: the server
-    takes them, and only lets files be opened: each name is one, whose close() hangs."""
+    """A mount over a directory that may be in use. Every open there hangs from now on. takes: the
+    server takes each request, so that not even SIGKILL ends its caller. Otherwise it does not read
+    requests, and SIGKILL works, as in most of the kernel's file systems. opens: the server takes
+    requests, and lets files be opened: any name is a file whose close() hangs."""
 
     def __init__(self, directory, takes=True, opens=False):
         self.directory = directory
@@ -30,7 +32,7 @@ class HungMount:
 
     @classmethod
     def within(cls, test, directory, **how):
-        """Until the end of a test, which is skipped where there can be none."""
+        """A mount until the end of the test. Skips the test where no such mount is possible."""
         try:
             mount = cls(directory, **how)
         except OSError as e:
@@ -40,13 +42,13 @@ class HungMount:
 
     @classmethod
     def file_within(cls, test, directory):
-        """Also a file of it, whose close() hangs."""
+        """Opens a file of it, whose close() hangs."""
         os.makedirs(directory, exist_ok=True)
         mount = cls.within(test, directory, opens=True)
         return mount, os.open(os.path.join(directory, "file"), os.O_RDWR)
 
     def close(self):
-        """Callers that hang there get an error."""
+        """Ends the mount: callers that hang there get an error."""
         if self.server.returncode is None:
             self.server.kill()
             self.server.wait()

@@ -1,4 +1,5 @@
-"""What the tests of mappings share: a client that does with a mapping what the page says, and maps what comes by itself."""
+"""What the tests of mappings share: a client that uses a mapping as the page says, and maps what
+the daemon grants."""
 
 import fcntl
 import mmap
@@ -51,7 +52,7 @@ class Reader(Client):
 
 
 class SharedMapping:
-    """What a client does with a mapping, as the page says."""
+    """A client's side of a mapping, as the page describes it."""
 
     def __init__(self, client, ns, **more):
         self.client, self.slabs = client, {}
@@ -114,7 +115,8 @@ class Case(Retrieval):
     def referenced(self, blocks=None, client=None, **more):
         """A mapping with a sequence of stored blocks: (client, ns, mapping, sequence, kv)."""
         client, ns, _, kv = self.stored(blocks, client)
-        self.settled(client, ns)  # what waits to be written does not leave a mapping for others
+        # a block that waits to be written does not leave a mapping for others
+        self.settled(client, ns)
         sequence, _ = self.sequence(client, self.summaries(client, ns), range(len(kv)))
         return client, ns, SharedMapping(client, ns, **more), sequence, kv
 

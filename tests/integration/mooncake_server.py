@@ -1,8 +1,10 @@
-"""A Mooncake store for tests: mooncake_server.py DIRECTORY [PYTHON]. Prints the backend's target, without its prefix, and a port of HTTP where the
-objects can be seen and changed by another client than the backend's. Ends with its standard input.
+"""A Mooncake store for tests: mooncake_server.py DIRECTORY [PYTHON]. Prints the backend's target,
+without its prefix, and an HTTP port. There another client than the backend's can see and change the
+objects. Ends with its standard input.
 
-With PYTHON, one that has Mooncake's client, there are a real master and a process that lends 512 MiB to the store. Without, the client is played
-(mooncake_played/), and so must this program's be: the program that runs it sees to that.
+PYTHON is a Python that has Mooncake's client. With it, there are a real master and a process that
+gives 512 MiB to the store. Without it, the client is played (mooncake_played/). The caller must
+then give this program the played client, too.
 """
 
 import ctypes
@@ -34,7 +36,8 @@ sys.stdin.read()
 
 
 def held_port():
-    """A socket that keeps its port for a server that binds it with SO_REUSEADDR: nobody else is given it by chance."""
+    """A socket that keeps its port for a server that binds it with SO_REUSEADDR, so that no other
+    process gets it by chance."""
     s = socket.socket()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     s.bind(("127.0.0.1", 0))
@@ -77,7 +80,7 @@ class Real:
         return lender
 
     def lenders(self):
-        """The wrapper of its Python, and that."""
+        """The pids of the wrapper of its Python, and of that Python."""
         path = f"/proc/{self.lender.pid}/task/{self.lender.pid}/children"
         with open(path, encoding="ascii") as f:
             return [self.lender.pid, *map(int, f.read().split())]

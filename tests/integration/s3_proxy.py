@@ -1,4 +1,5 @@
-"""Between a backend and an S3 server: sees each request, and may do harm to it or to its answer."""
+"""A proxy between a backend and an S3 server: it sees each request, and may do harm to it or to its
+answer."""
 
 import http.client
 import re
@@ -31,7 +32,7 @@ class Handler(BaseHTTPRequestHandler):
         self.say(status, ERROR.format(code).encode(), (("Content-Type", "application/xml"), *headers))
 
     def forward(self, body):
-        """Headers, the name of the host among them, are signed: as they are."""
+        """Headers, the name of the host among them, are signed, so they stay as they are."""
         server = http.client.HTTPConnection("127.0.0.1", self.server.behind, timeout=60)
         try:
             server.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
@@ -47,7 +48,8 @@ class Handler(BaseHTTPRequestHandler):
             server.close()
 
     def keep(self, body):
-        """As a server that takes conditions on PUT, which Swift does not. What it answers, as forward() says it."""
+        """Acts as a server that takes conditions on PUT, which Swift does not. Returns its answer,
+        like forward()."""
         kept, now = self.server.objects.get(self.path), (("Date", self.date_time_string()),)
         xml = (*now, ("Content-Type", "application/xml"))
         if self.command == "PUT" and kept is not None and self.headers.get("If-None-Match") == "*":
@@ -97,8 +99,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Proxy(ThreadingHTTPServer):
-    """To the port `behind`. harm: what to do to the next `times` requests about blocks by these methods. objects: a dictionary to keep
-    blocks in, and not at that server."""
+    """A proxy in front of the port `behind`. harm: what to do to the next `times` requests about
+    blocks by these methods. objects: a dictionary that keeps blocks in place of that server."""
     daemon_threads = True
     request_queue_size = 256
 

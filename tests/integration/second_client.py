@@ -1,6 +1,5 @@
-"""A client for ucmd that knows only what docs/protocol.md and docs/methods.md say.
-
-The pages themselves are read too: their tables check every result, their hex is what test_protocol.py sends and compares.
+"""A client for ucmd that knows only what docs/protocol.md and docs/methods.md say. It also reads
+the pages: what they list checks every result, and test_protocol.py sends and compares their hex.
 Needs python3-msgpack.
 """
 
@@ -147,7 +146,7 @@ def fingerprint_form(tenant, identity):
 
 
 def pickled(parent, tokens):
-    """The pickle of the MD5 chain, as client/lib/keys.c writes it."""
+    """The pickle of the MD5 hash chain, as client/lib/keys.c writes it."""
     def token(number):
         if number < 1 << 8:
             return b"\x4b" + bytes([number])
@@ -201,7 +200,7 @@ class Client:
             raise
 
     def connect(self, path, deadline):
-        """A socket with a timeout does not wait while the daemon's backlog is full."""
+        """A socket with a timeout does not wait for a place in the daemon's full backlog."""
         while True:
             try:
                 return self.socket.connect(path)
@@ -240,7 +239,8 @@ class Client:
         return body
 
     def next(self):
-        """The next answer's msgid; what it says is kept for wait(). None: it was a load's progress, which is kept too."""
+        """The next answer's msgid; the answer is kept for wait(). None: it was a load's progress,
+        which is kept, too."""
         message = msgpack.unpackb(self.receive(), raw=False)
         if message[0] == 2 and message[1] == "progress":
             PAGE.check_map("load", "in progress", message[2])
@@ -257,7 +257,7 @@ class Client:
         return msgid
 
     def begin(self, name, fds=(), _more=False, **params):
-        """Sends a request, together with those before it that said that one more follows."""
+        """Sends a request, together with those before it that had _more set."""
         self.msgid += 1
         self.methods[self.msgid] = name
         self.output += frame([0, self.msgid, name, params])
@@ -276,7 +276,7 @@ class Client:
         return result
 
     def drain(self):
-        """The results of all requests that are answered by what the socket has now; it has something."""
+        """The results of all requests whose answers the socket has now. It has some."""
         self.next()
         while len(self.input) >= 4 and len(self.input) >= 4 + int.from_bytes(self.input[:4], "big"):
             self.next()
@@ -335,8 +335,8 @@ class Region:
 
 
 class Pool:
-    """Slots of single layers in a memfd, one after the other. tensors: how many planes a layer has. apart: each of them
-    has all slots one after another."""
+    """Slots of single layers in a memfd, one after the other. tensors: how many planes a layer has.
+    apart: each plane has all slots one after another."""
 
     def __init__(self, client, ns, layer_bytes, slots, part=0, tensors=1, apart=False):
         self.client, self.size, fragment = client, layer_bytes, layer_bytes // tensors
@@ -411,7 +411,8 @@ class Case(DaemonCase):
 
 
 class OwnDaemons:
-    """In front of a Case whose tests start daemons themselves, over a directory of each test's own."""
+    """A base class, put before Case, for tests that start daemons themselves, over a directory of
+    each test's own."""
 
     @classmethod
     def setUpClass(cls):

@@ -52,7 +52,7 @@ class Host:
         return right
 
     def loaded(self, right):
-        """How many of these came. What came is right."""
+        """How many of these came. Checks the bytes of those."""
         region, n = self.regions[0], 0
         self.look(*right, per_key=True)
         for name, data in right.items():

@@ -1,5 +1,6 @@
-/* A root's contract where the root is a store with a server of its own: the server, started once by the process that starts
- * the tests, and the store's files, seen by another client (libcurl). A test program says how its server is started and asked. */
+/* The tests of a backend's promises for a store with a server of its own. The process that starts
+ * the tests starts the server once. Another client (libcurl) sees the store's files. A test program
+ * says how its server is started and asked. */
 #ifndef UCMD_TESTS_SHARED_STORE_H
 #define UCMD_TESTS_SHARED_STORE_H
 
@@ -20,8 +21,8 @@ struct store_bytes {
 /* The test program's own. */
 struct store_kind {
     const char *name, *backend; /* ucmd-backend-NAME */
-    /* Sets the server up in store.directory and becomes it: what it says in one line, on standard output, is store.said;
-     * it ends with its standard input. */
+    /* Sets the server up in store.directory and becomes it. The server prints one line, store.said,
+     * and ends with its standard input. */
     bool (*ready)(void); /* false: not here, for store.why */
     void (*serve)(void);
     /* The URL of a request for `path` in the test's part of the store. */
@@ -109,7 +110,7 @@ static inline size_t store_give_cb(char *to, size_t size, size_t n, void *ctx)
     return n;
 }
 
-/* The status; what came is in *in, the caller's to free. out: what is sent, or NULL. */
+/* Returns the status. *in: what came, which the caller frees. out: what is sent, or NULL. */
 static inline long store_request(const char *method, const char *url, struct store_bytes *out,
                                  struct store_bytes *in)
 {

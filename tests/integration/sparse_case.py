@@ -1,5 +1,6 @@
-"""What the tests of sparse decoding in the small engine share: a decoder that has all K and V in one array, with which every output and
-every choice is compared, bit for bit; and an engine."""
+"""What the tests of sparse decoding in the small engine share: an engine, and a decoder that has
+all K and V in one array. Every output and every choice is compared with the decoder's, bit for bit.
+"""
 
 from vllm_case import BLOCK, MODEL, Case, daemon, prompt, run  # sets the paths
 import numpy
@@ -23,8 +24,8 @@ REFERENCES, PREFILLED = {}, {}
 
 
 class Reference:
-    """logits of each output, and choices as SparseRequest has them. policy None: every token is dense. What kernels/attend computes is
-    compared with a softmax of numpy's."""
+    """logits of each output, and choices as SparseRequest has them. policy None: every token is
+    dense. Compares what kernels/attend computes with a softmax of numpy's."""
 
     def __init__(self, tokens, outputs, policy, dtype):
         self.policy, self.dtype = policy, {"float32": "f32", "bfloat16": "bf16"}[dtype]

@@ -17,7 +17,8 @@ SERVER = os.path.join(TOP, "tests/integration/swift_server.py")
 
 
 class Swift:
-    """Its objects outlive it: start() after kill() serves them at the same port. before: words before its command, of another network."""
+    """Its objects outlive it: start() after kill() serves them at the same port. before: words
+    before its command, which enter another network."""
 
     def __init__(self, before=()):
         self.before = before
@@ -64,7 +65,7 @@ class Swift:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def bucket(self, name):
-        """Makes one. What the server answered: 200."""
+        """Makes a bucket. Returns what the server answered, 200."""
         if not self.before:
             return signed(self.port, "PUT", f"/{name}")
         argv = [*self.before, "/usr/bin/python3", "-B", os.path.abspath(__file__), str(self.port), name]
@@ -72,7 +73,7 @@ class Swift:
 
 
 def key_write(directory, key="test:tester", secret="testing"):
-    """In the place of what is there, as a tool that rotates keys does it. The file's path."""
+    """Replaces the file, as a tool that rotates keys does it. Returns the file's path."""
     path = os.path.join(directory, "credentials")
     with open(path + ".new", "w", encoding="ascii") as f:
         f.write(f"# of a test\n[other]\naws_access_key_id = none\n[default]\naws_access_key_id={key}\naws_secret_access_key = {secret}\n")
@@ -81,7 +82,8 @@ def key_write(directory, key="test:tester", secret="testing"):
 
 
 def signed(port, method, path):
-    """The status of a request without a body, which this signs by itself: AWS's Signature Version 4."""
+    """Sends a request without a body, which this signs by itself (AWS's Signature Version 4).
+    Returns the status."""
     host, payload = f"127.0.0.1:{port}", "UNSIGNED-PAYLOAD"
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     scope, names = f"{now[:8]}/us-east-1/s3/aws4_request", "host;x-amz-content-sha256;x-amz-date"

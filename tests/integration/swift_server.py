@@ -74,7 +74,8 @@ directory = {directory}
 
 
 class Cache:
-    """Swift asks memcached for accounts and containers; without it each request looks them up, by two requests of its own."""
+    """Swift asks memcached for accounts and containers. Without it, each request looks them up by
+    two requests of its own."""
 
     def __init__(self):
         self.texts = {}

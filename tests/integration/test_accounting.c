@@ -1,5 +1,5 @@
-/* What namespaces and tenants are said to hold, and what was written for it: the same before a
- * restart and after it. */
+/* What the daemon says that namespaces and tenants hold, and what was written for that. It is the
+ * same before a restart and after it. */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>
@@ -120,7 +120,7 @@ static void ucmctl(const char *command, char *out, size_t cap)
     cr_assert_eq(pclose(f), 0, "%s: %s", line, out);
 }
 
-/* What DRAM holds does not outlive the daemon: it is counted apart. */
+/* Blocks in DRAM do not outlive the daemon, so they are counted apart. */
 static void leave_dram(void)
 {
     char out[1024];
@@ -209,7 +209,7 @@ Test(accounting, tenants_of_earlier_runs_are_counted_as_theirs)
     cr_expect_not_null(strstr(out, "beta"), "%s", out);
 }
 
-/* Nothing is lost on the way from what the cache gave to what the disk took. */
+/* Every byte that the cache wrote is in the figures of what the disk took. */
 Test(accounting, wear_adds_up)
 {
     uint64_t stored, written, segments;

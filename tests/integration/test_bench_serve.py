@@ -1,9 +1,8 @@
 #!/usr/bin/python3
-"""`ucm-bench serve` against an endpoint with known delays: the figures show them, what fails is counted and is no
-figure, and prompts share what they should.
-
-$UCM_BENCH names another program than build/ucm-bench. A busy machine adds to delays, so figures have lower bounds and
-orders here, and upper bounds of seconds.
+"""`ucm-bench serve` against an endpoint with known delays. The figures show the delays, failures
+are counted and are no figures, and prompts share what they should. $UCM_BENCH names another program
+than build/ucm-bench. A busy machine adds to delays, so the tests check lower bounds, orders, and
+upper bounds of seconds.
 """
 
 import json
@@ -92,7 +91,7 @@ class Serve(unittest.TestCase):
         fake = self.fake()
 
         def together(n):
-            """Those of the second cell, but for its first one, wait for each other."""
+            """Requests of the second cell, except its first one, wait for each other."""
             end = time.monotonic() + 30
             while n > 9 and fake.most < 8 and time.monotonic() < end:
                 time.sleep(0.01)

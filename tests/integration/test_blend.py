@@ -46,7 +46,7 @@ class Spans(unittest.TestCase):
 
 
 def found(n, spans, prefix=0, lacking=()):
-    """All blocks of these chunks but some (chunk, block)."""
+    """All blocks of these chunks except `lacking`, as (chunk, block)."""
     there = tuple(tuple((i, j) not in lacking for j in range(len(s) // B)) for i, s in enumerate(spans))
     names = tuple(tuple(bytes([i, j]) * 16 for j in range(len(of))) for i, of in enumerate(there))
     return Found(n, B, prefix, tuple(spans), names, there)
@@ -54,7 +54,7 @@ def found(n, spans, prefix=0, lacking=()):
 
 class Plans(unittest.TestCase):
     def check_covers(self, plan):
-        """Each token after the prefix is computed or reused, and one of them only."""
+        """Each token after the prefix is either computed or reused."""
         self.assertEqual(sorted(plan.compute + plan.reused), list(range(plan.prefix, plan.n_tokens)))
         self.assertIn(plan.n_tokens - 1, plan.compute)
         held = {p for load in plan.loads for p in range(load.position, load.position + B)}

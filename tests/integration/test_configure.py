@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""What an operator changes of a running daemon: `config.reload`, on the wire and as `ucmctl config reload` prints it; and which peers are
-operators, and of which tenant, in namespaces of their own."""
+"""What an operator changes in a running daemon: `config.reload`, on the wire and as `ucmctl config
+reload` prints it. And which peers, in namespaces of their own, are operators, and of which tenant.
+"""
 
 import json
 import os
@@ -209,7 +210,8 @@ class Audit(Configured):
 
 
 class AuditWithRoots(Audit):
-    """Calls by key that find nothing are held back with a root too; what names a whole namespace counts as a change."""
+    """With a root, too, calls by key that find nothing are held back. A call for a whole namespace
+    counts as a change."""
     test_what_operators_and_tenants_change = None  # a block that is being written is busy, and not counted as purged
 
     def setUp(self):
@@ -437,7 +439,8 @@ class Tenants(Configured):
 
 
 def cgroup_make(name):
-    """A cgroup of this name below this process's: the file that takes members, and its path. None: not allowed."""
+    """Makes a cgroup of this name below this process's. Returns the file that takes members, and
+    its path. None: not allowed."""
     with open("/proc/self/mountinfo", encoding="utf-8") as mounts, open("/proc/self/cgroup", encoding="utf-8") as own:
         mounts, own = mounts.read().splitlines(), [line.strip().split(":", 2) for line in own]
     named = [path for _, of, path in own if of == "name=systemd"]
@@ -456,7 +459,8 @@ def cgroup_make(name):
 
 @unittest.skipUnless(os.geteuid() == 0, "makes namespaces as root")
 class Containers(Configured):
-    """As the shipped unit runs it: the daemon has no privilege to look into others' namespaces."""
+    """The daemon runs as in the shipped unit, without the privilege to look into others'
+    namespaces."""
     config = "admins: ['uid:1001']\n"
     user_ns = ("unshare", "--user", "--map-root-user")
     pid_ns = ("unshare", "--pid", "--fork", "--mount-proc")
@@ -502,8 +506,8 @@ class Containers(Configured):
         self.assertEqual(self.seen("unshare", "--user", "--map-root-user", "--pid", "--fork"), ("uid:0", False))
 
     def test_root_of_a_container_may_not_connect_without_pause(self):
-        """1,000 connections at once, which wait while the daemon is stopped: of these it gets 512 and one for each millisecond that the daemon
-        takes, however many those are; root of the host gets in."""
+        """1,000 connections at once wait while the daemon is stopped. Then the uid gets 512 of
+        them, and one more for each millisecond that the daemon takes. Root of the host gets in."""
         code = ("import resource, socket, sys\nresource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))\n"
                 "held = [socket.socket(socket.AF_UNIX) for _ in range(1000)]\n"
                 "for one in held: one.connect(sys.argv[1])\n"

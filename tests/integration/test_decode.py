@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""ucmclient.decode without an engine and without a daemon: what a request needs at most, rows of summaries, and how long the daemon is
-waited for. tests/integration/test_vllm_sparse.py has the rest."""
+"""ucmclient.decode without an engine and without a daemon: what a request needs at most, rows of
+summaries, and how long a decoder waits for the daemon. tests/integration/test_vllm_sparse.py has
+the rest."""
 
 import random
 import sys
@@ -55,7 +56,8 @@ class Needs(unittest.TestCase):
                 Admission(less, policy, lists=1, block_tokens=16).check(200)
 
     def test_what_is_expected(self):
-        """Floors follow the share that tokens took of their maximum; a request that did not fit comes back by the maximum of all."""
+        """Floors follow the share that tokens took of their maximum. A request that did not fit
+        comes back with the maximum of all."""
         policy = replace(Choices.alike(sparse.TopK(sparse_ratio=0.5, min_blocks=1), 4), floor=2.0)
         admission = Admission(Room(entries=90, rows=60), policy, lists=1, block_tokens=16)
         self.assertEqual([admission.floor(tokens) for tokens in (200, 1600)], [40, 90], "no more than there is")
@@ -86,7 +88,8 @@ class Needs(unittest.TestCase):
                 self.assertEqual(of.of(head, np.ascontiguousarray(data).data.cast("B")), kv[:, :, head].tobytes())
 
     def test_a_policy_takes_as_many(self):
-        """As a selection among all complete blocks takes, whose last ones are the window."""
+        """As many as a selection takes among all complete blocks, of which the last ones are the
+        window."""
         for text in ("auto", "topk:dense_below=0,topk_tokens=160", "topk:dense_below=0,sparse_ratio=0.3,min_blocks=6,limit=9", "esa:retrieval_stride=1,lag=0,dense_below=320",
                      "gsa-device:dense_below=0,topk_tokens=48,sink_tokens=20,recent_tokens=33", "topk:dense_below=0,dense_first=1,dense_last=1,topk_tokens=64"):
             policy = sparse.Policy(text)
@@ -150,7 +153,7 @@ class Needs(unittest.TestCase):
 
 
 class Array(np.ndarray):
-    """What LayerChoices asks of torch's tensors."""
+    """What LayerChoices needs of torch's tensors."""
 
     contiguous = np.ndarray.copy
 
@@ -249,7 +252,7 @@ class Shared(unittest.TestCase):
 
 
 class Entries:
-    """Enough of ucmclient.decode.Entries for steps in which nothing was resident before."""
+    """As much of ucmclient.decode.Entries as steps need in which nothing was resident before."""
 
     def __init__(self):
         self.free, self.at = 0, {}
@@ -295,7 +298,8 @@ class SimpleReferenced:
 
 class Served(unittest.TestCase):
     def step(self, source, entries=4, gather_timeout=5.0):
-        """Two sequences that miss two blocks of which one is both's; the names of those that lost any."""
+        """Two sequences miss two blocks each, one of which both share. Returns the names of
+        sequences that lost a block."""
         policy = Choices.alike(sparse.TopK(), 2)
         self.entries = Entries()
         self.entries.free = entries
@@ -343,7 +347,8 @@ class Served(unittest.TestCase):
         self.assertEqual(source.cuts, 1)
 
     def test_no_entry(self):
-        """Nobody is lost. The run is repeated, and if there are too few for the first layer that misses any, it is crowded."""
+        """No sequence loses a block. The run is repeated. If there are too few entries for the
+        first layer that misses a block, the run is crowded."""
         source = Source([OK] * 3)
         self.assertEqual(self.step(source, entries=2), set())
         self.assertEqual((len(source.asked[0]), self.decoder.counts.full, self.decoder.crowded), (2, 1, set()))
@@ -375,7 +380,8 @@ class Served(unittest.TestCase):
         self.assertEqual(list(decoder.missing), [])
 
     def test_references(self):
-        """What is copied within DRAM is waited for; what is read comes alongside the steps, some blocks in each."""
+        """The decoder waits for copies within DRAM. Reads come alongside the steps, some blocks in
+        each."""
         asked, answers = [], []
 
         def ref(registered, first, n, *, priority, daemon_timeout, timeout):
@@ -406,7 +412,8 @@ class Served(unittest.TestCase):
             self.assertEqual((a.referenced, a.below, asked[-1]), (800, False, (700, 100, 7)), "no room: a sequence that misses them asks again")
 
     def test_references_alongside_a_step(self):
-        """Nothing is waited for longer than was said, nothing counts before the step is over, and in vain is asked less and less often."""
+        """The decoder waits for nothing longer than the limit. Nothing counts before the step is
+        over. After requests in vain it asks less and less often."""
         asked, answers = [], []
 
         def ref(registered, first, n, *, priority, daemon_timeout, timeout):

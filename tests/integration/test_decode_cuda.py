@@ -24,7 +24,7 @@ LATENT = sparse.Shape("bf16", TOKENS, 1, 576, rope_dim=64)
 
 
 class Library:
-    """Takes what a call was given."""
+    """Records the arguments of a call."""
 
     def __init__(self):
         self.calls, self.closed, self.unserved = [], 0, []
@@ -243,7 +243,7 @@ class Checks(unittest.TestCase):
 
 
 class FakeSteps:
-    """What a GpuDecoder asks of Steps, written down."""
+    """What a GpuDecoder needs of Steps; records the calls."""
 
     layers, numbers, requests, device = 2, 6, 2, "cuda:0"
 
@@ -290,7 +290,7 @@ class Decoders(unittest.TestCase):
         return decoder
 
     def two(self, decoder):
-        """Of three blocks each, of which they have the first in common."""
+        """Two sequences of three blocks each, of which they share the first."""
         a, b = decoder.open("a", 7), decoder.open("b")
         decoder.extend(a, [bytes([i]) * 32 for i in (0, 1, 2)], lambda i: 10 + i)
         decoder.extend(b, [bytes([i]) * 32 for i in (0, 3, 4)], lambda i: 20 + i)
@@ -401,7 +401,8 @@ class Decoders(unittest.TestCase):
         self.assertEqual([region.unregister.call_count for region in regions], [1, 1, 1])
 
     def mapped(self):
-        """With a sequence of three blocks in a mapping, whose fourth is about to be."""
+        """A decoder with a sequence of three blocks in a mapping. The fourth block is about to be
+        there."""
         decoder = self.decoder([OK])
         a, _ = self.two(decoder)
         decoder._connected()
@@ -427,7 +428,7 @@ class Decoders(unittest.TestCase):
         mapping.ref.assert_called_once()
 
     def test_a_step_takes_of_the_mapping_what_is_there(self):
-        """With beside, extend() of blocks whose summaries are loaded waits for nothing to come there."""
+        """With `beside` set, extend() of blocks with loaded summaries waits for nothing."""
         decoder, a = self.mapped()
         decoder._beside, a.registered.__len__ = True, lambda _: 3
         a.registered.append.return_value = mock.Mock(blocks=4)
@@ -439,7 +440,7 @@ class Decoders(unittest.TestCase):
         self.assertEqual((self.steps.calls[-1][0], self.steps.calls[-1][1], a.referenced, a.below), ("places", [0, 1, 2, 5], 3, False))
 
     def test_a_sequence_that_another_thread_brought(self):
-        """It serves a new sequence, but not after a reconnect."""
+        """The mapping serves a new sequence, but not after a reconnect."""
         decoder, _ = self.mapped()
         decoder.close("b")
         connection_epoch = decoder.source.ns.client.connection_epoch

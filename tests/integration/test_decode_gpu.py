@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""GpuDecoder on a GPU, against a real daemon: what is attended comes from the mapping, by gathers, or is a miss, and is never wrong.
-Skipped where torch has no GPU."""
+"""GpuDecoder on a GPU, against a real daemon: attended blocks come from the mapping or by gathers,
+or are misses, and are never wrong. Skipped where torch has no GPU."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ LENGTH = BLOCKS * TOKENS - 5
 
 
 class Link:
-    """A connection as an engine has it: gone with cut(), new with open()."""
+    """A connection as an engine has it. cut() ends it, and open() makes a new one."""
 
     def __init__(self, socket, summary, layer_bytes=LAYER):
         self.socket, self.summary, self.layer_bytes, self.client = socket, summary, layer_bytes, None
@@ -133,7 +133,7 @@ class Together:
         return (self.kv[layer, blocks, i, :, head].flatten(0, 1) for i in (0, 1))
 
     def expected(self, layer):
-        """Of float32, over the blocks that were chosen."""
+        """The expected output in float32, over the blocks that were chosen."""
         out, group = torch.empty(SEQUENCES, GROUP * HEADS, self.VALUES, device="cuda"), GROUP * HEADS // self.SHAPE.kv_heads
         for i, lists in enumerate(self.attended(layer)):
             for head, blocks in enumerate(lists):
@@ -156,7 +156,8 @@ class Together:
 
 
 class Stopping(Together):
-    """The same by a policy whose lists stop while attention runs, or whose budget follows what they cover."""
+    """The same by a policy whose lists stop while attention runs, or whose budget follows what the
+    lists cover."""
 
     def __init__(self, link, kv, policy, follow=False, **more):
         self.policy, self.follow = policy, follow
@@ -165,7 +166,8 @@ class Stopping(Together):
     def selector(self, pool):
         choices = Choices.from_policy(self.policy, SHAPE, LAYERS, stops=True)
         self.rounds = choices.rounds
-        if self.rounds.rounds > 1:  # keys that are noise are estimated badly: the last round would have all of most lists
+        # noise makes bad estimates: the last round would have all of most lists
+        if self.rounds.rounds > 1:
             self.rounds = replace(self.rounds, rounds=5, least=16)
         choices = LayerChoices(choices, self.summary, pool, GROUP * HEADS, max_blocks=CANDIDATES, sequences=SEQUENCES, follow=self.follow)
         for i in range(SEQUENCES):
@@ -191,7 +193,8 @@ class Stopping(Together):
 
 
 class Latents(Together):
-    """The same of a model with MLA: all query heads have one list over one latent, whose first channels are V."""
+    """The same for a model with MLA: all query heads have one list over one latent, whose first
+    channels are V."""
 
     SHAPE, VALUES, SCALE = LATENT, 512, 0.07
 
@@ -352,9 +355,10 @@ class OnGpu(unittest.TestCase):
         self.assertGreater(gather.decoder.counts.gathered, 100)
 
     def test_encoded_entries(self):
-        """Blocks are encoded on their way, by the mapping or by gathers: the same bits, near those of blocks as they are."""
+        """Blocks are encoded on their way, by the mapping or by gathers. Both give the same bits,
+        near those of raw blocks."""
         plain, gather = self.together(mapping=False), self.together(encoding="fp8", mapping=False)
-        mapped = self.together(encoding="fp8")  # a connection has one of a part
+        mapped = self.together(encoding="fp8")  # a connection has one mapping of a part
         gather.capture()
         self.mapped(mapped)
         self.assertLess(mapped.steps.entry_bytes, plain.steps.entry_bytes * 0.52)
@@ -385,7 +389,7 @@ class OnGpu(unittest.TestCase):
         self.assertEqual(mapped.decoder.counts.gathered, 0)
 
     def test_from_pages_with_the_same_bits(self):
-        """Neither the mapping nor a gather is needed for what the engine still has."""
+        """For blocks that the engine still has, neither the mapping nor a gather is needed."""
         mapped, pages = self.together(), self.together(mapping=False)
         pages.of = torch.full((pages.steps.numbers,), -1, dtype=torch.int32, device="cuda")
         for sequence in pages.decoder.sequences.values():
@@ -417,7 +421,8 @@ class OnGpu(unittest.TestCase):
         self.assertGreater(both.decoder.counts.gathered, 0)
 
     def test_evicted_by_name(self):
-        """The mapping's places are worth nothing, though they are still mapped, and a sequence's lease brings nothing back."""
+        """The mapping's places are still mapped but no longer valid, and a sequence's lease brings
+        nothing back."""
         both = self.together()
         both.draw()
         self.assertEqual(self.served(both), 0)

@@ -18,7 +18,8 @@ PROGRAMS = {"ucmd": UCMD, "ucmctl": os.environ.get("UCMCTL", str(TOP / "build/uc
             "ucm-bench": os.environ.get("UCM_BENCH", str(TOP / "build/ucm-bench"))}
 # Where libzmq3-dev was.
 PROGRAMS["ucmevents"] = str(pathlib.Path(PROGRAMS["ucmctl"]).parent / "ucmevents")
-# Not ours, so only their first word is looked at. A command that is neither ours nor here fails the test.
+# Commands that are not ours: the test looks only at their first word. A command that is neither
+# ours nor here fails the test.
 SYSTEM = set("""apt apt-get awk cat cc cd chmod chown cmake cp curl docker dpkg echo env export exportfs fio for git grep install journalctl jq kill kubectl ldd lfs
     mkdir mount mv lmcache numactl nvme openssl perf pip podman pkg-config printf ps python python3 rm sed setfattr smartctl ssh sudo sudoedit systemctl
     systemd-run systemd-sysusers systemd-tmpfiles tar taskset trtllm-serve umount uv useradd usermod vllm wget""".split())
@@ -48,8 +49,8 @@ def makefile():
 
 @functools.cache
 def make_names():
-    """Every target and prerequisite that make knows when it reads the Makefile, and runs nothing: with the directory that documents
-    name, whatever the tests were built in."""
+    """Every target and prerequisite that make knows from the Makefile; it runs nothing. The build
+    directory is the one that documents name, whatever the tests were built in."""
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "BUILD", "SAN")}
     rules = run("make", "-C", str(TOP), "-pq", "list-fuzz", env=environment).stdout
     names = set()
@@ -84,7 +85,8 @@ def tree():
 
 
 def named_file_exists(name, beside=TOP):
-    """A path from the top, from the directory of the file that names it, or the end of one, such as cache/cache.c."""
+    """A path from the top, or from the directory of the file that names it, or the end of a path,
+    such as cache/cache.c."""
     name = name.rstrip("/")
     if any(list(directory.glob(name + end)) for directory in (TOP, beside) for end in ("", ".c")):
         return True
@@ -255,7 +257,8 @@ class Docs(unittest.TestCase):
         self.assertGreater(seen, 20)
 
     def test_configuration(self):
-        """Blocks of YAML pass --check, with directories of the test's for theirs and small sizes; keys in the text exist."""
+        """Blocks of YAML pass --check, with small sizes, and the test's directories in place of
+        theirs. Keys in the text exist."""
         sections = {key.partition(".")[0] for key in config_keys() if "." in key}
         for document in map(Document, documents()):
             for _, text in [b for b in document.blocks if b[0] == "yaml"]:

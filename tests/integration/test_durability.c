@@ -69,8 +69,8 @@ static void expect_hits(uint64_t first, uint32_t n)
     cr_expect_eq(worker_hits(&w, keys, BLOCKS), n, "from %u", (unsigned)first);
 }
 
-/* Not durable, as a later start would not find them; and they are, once it can, with what was
- * stored meanwhile. */
+/* The blocks are not durable while a later start would not find them. Once it can, they are, with
+ * those stored meanwhile. */
 Test(durability, a_directory_that_took_no_name_is_asked_again)
 {
     char path[96];
@@ -94,7 +94,7 @@ Test(durability, a_directory_that_took_no_name_is_asked_again)
     expect_hits(100, BLOCKS);
 }
 
-/* It is a wish of the connection's, not of everybody's, and makes no two namespaces differ. */
+/* It is a wish of one connection, and does not make two namespaces differ. */
 Test(durability, others_of_the_same_namespace_are_left_alone)
 {
     uint8_t keys[BLOCKS * WORKER_KEY_BYTES], mine[32], theirs[32];
@@ -112,7 +112,7 @@ Test(durability, others_of_the_same_namespace_are_left_alone)
     worker_close(&other);
 }
 
-/* The client opens its namespaces again by itself, as they were. */
+/* The client opens its namespaces again by itself, with the same durability. */
 Test(durability, it_outlives_the_daemon)
 {
     open_host(true);

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""What was acknowledged as durable, over many starts on a small tier: as long as there is room all of it is there, and then the
-oldest goes first."""
+"""Blocks acknowledged as durable, over many starts on a small tier. As long as there is room, all
+are there. Then the oldest go first."""
 
 import faulthandler
 import unittest
@@ -25,7 +25,8 @@ class Age(OwnDaemons, Case):
         return client, spaces
 
     def round(self, number, client, spaces, evicted):
-        """Dumps durable blocks of each size, evicts some of them by name, as a scheduler may, then a kill."""
+        """Dumps durable blocks of each size, evicts some of them by name, as a scheduler may, then
+        kills the daemon."""
         names = [f"{number} {i}" for i in range(BLOCKS)]
         for ns, identity in spaces:
             region = Region(client, ns, identity, BLOCKS)
@@ -49,7 +50,8 @@ class Age(OwnDaemons, Case):
         return left, tier["used_bytes"] / tier["capacity_bytes"]
 
     def test_while_there_is_room_all_stays(self):
-        """24 segments, five of which each start begins again: what lies in them, half full at most, comes together."""
+        """Each start begins a segment for each of five sizes, and fills it by half at most. The
+        tier brings such blocks together, so that 24 segments suffice."""
         left, used = self.rounds(12)
         self.assertLess(used, 0.75)
         self.assertEqual(left, [len(SIZES) * BLOCKS] * 12)

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""Encoded namespaces against a real daemon, through second_client.py: what is stored and loaded is compared byte by byte with the C
-reference; lookups, loads and prefetches that fall through to the base; fleets of engines of several encodings; what is refused."""
+"""Encoded namespaces against a real daemon, through second_client.py. Stored and loaded bytes are
+compared with the C reference. Lookups, loads and prefetches fall through to the base. Also fleets
+of engines with several encodings, and refusals."""
 
 import faulthandler
 import hashlib
@@ -165,7 +166,8 @@ class Encodings(EncodingCase):
 
     @unittest.skipUnless("lossless" in ENCODINGS, "there is no lossless encoding")
     def test_those_that_do_not_fit_are_told_from_the_others(self):
-        """Many in one dump, whose items a region that may be staged has in the order of their slots."""
+        """Many blocks in one dump. A region that may be staged has its items in the order of their
+        slots."""
         engine = self.engine("lossless")
         pages, rng = Pages(engine.client, engine.ns, 64, spec=engine.spec, ring_region=1), random.Random(3)
         for turn in range(4):
@@ -184,7 +186,7 @@ class Encodings(EncodingCase):
 
 
 class FallThrough(EncodingCase):
-    """Blocks 0 to 2 and 6 are plain, 3 to 5 and 8 fp8, 7 is nowhere."""
+    """Blocks 0 to 2 and 6 are raw, 3 to 5 and 8 fp8, 7 is nowhere."""
 
     def mixed(self):
         engine, self.plain = self.engine("fp8"), {}
@@ -311,7 +313,8 @@ class FallThrough(EncodingCase):
         call("sequence.close", sequence=sequence)
 
     def test_summaries_of_lossless_blocks(self):
-        """The daemon builds them from either form: when asked, by an append, and as blocks are stored. They are the same bit for bit."""
+        """The daemon builds summaries from either form: when asked, by an append, and as blocks are
+        stored. They are the same bit for bit."""
         engine, plain = self.engine("lossless", blocks=32), self.engine(None, blocks=32)
         call, shape = engine.client.call, self.shape()
         data = [engine.pages.fill(i) for i in range(12)]
@@ -348,7 +351,8 @@ class FallThrough(EncodingCase):
 
 class Fleet(EncodingCase):
     def test_engines_of_every_form_see_their_own(self):
-        """One plain, one of each encoding, and a client that knows no encodings, on the same keys."""
+        """One raw engine, one of each encoding, and a client that knows no encodings, on the same
+        keys."""
         engines = [self.engine(name) for name in (None, *ENCODINGS)] + [self.engine("int8", axis=1)]
         plain = []
         for engine in engines:
@@ -376,7 +380,8 @@ class Fleet(EncodingCase):
         self.assertEqual(other.pages.bytes(1), one.through(plain))
 
     def test_by_namespace_open_it_is_a_namespace_of_bytes(self):
-        """A client that knows the identity, but not encodings, while another has it open encoded."""
+        """A client knows the identity, but not encodings, while another has the namespace open
+        encoded."""
         engine = self.engine("fp8")
         engine.pages.fill(0)
         self.assertEqual(engine.dump([0], [0]), [OK])
@@ -392,7 +397,8 @@ class Fleet(EncodingCase):
 
 
 class Random(EncodingCase):
-    """Random requests against a model of what each key may hold: what a load brings is one of it, in the form that was stored."""
+    """Random requests against a model of what each key may hold. A load brings one of these values,
+    in the form in which it was stored."""
     options = {"arena.size": f"{max(64, 2 * 700 * BLOCK >> 20)}MiB"}
 
     def test_random_requests(self):
@@ -461,7 +467,7 @@ class Random(EncodingCase):
         engine.client.call("namespace.purge", ns=rng.choice([engine.base, engine.ns]), keys=keys(*names[:3]))
 
     def test_long_prefixes_of_both_forms(self):
-        """Longer than what is looked for at a time."""
+        """A prefix longer than a lookup takes at a time."""
         engine, rng = self.engine("fp8"), random.Random(5)
         forms = [rng.random() < 0.5 for _ in range(700)]
         for form in (True, False):
@@ -479,7 +485,7 @@ class Small(EncodingCase):
     options = {"arena.size": f"{86 * BLOCK >> 20}MiB", "nvme": False}
 
     def test_full_dram(self):
-        """More than fits, of both forms at once: every load is right or a miss."""
+        """More blocks than fit, of both forms at once: every load is right or a miss."""
         engine, plain = self.engine("fp8", blocks=64), {}
         for turn in range(6):
             names = [f"{turn}.{i}" for i in range(64)]

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""Encoded namespaces against clients that mean no good, or have bad luck: specs, identities that nobody derived, counts of namespaces,
-encoded bytes that no encoder wrote, what does not fit in the middle of a block, connections that die."""
+"""Encoded namespaces against clients that are hostile or unlucky: specs, identities that nobody
+derived, and counts of namespaces. Encoded bytes that no encoder wrote, layers that do not fit in
+the middle of a block, and connections that die."""
 
 import faulthandler
 import os
@@ -18,7 +19,8 @@ HUGE = (1, 16, 1 << 10, 1 << 11, 1 << 16, 1 << 21, 1 << 22, 1 << 31, (1 << 32) -
 
 class Mixed(EncodingCase):
     def mixed(self, parts, model="", encoding="lossless"):
-        """A connection for each worker of one engine, and what of an encoding lies in its namespaces and counters."""
+        """A connection for each worker of one engine, its base and encoded namespace, and a region
+        for each part."""
         clients = [self.client() for _ in range(parts)]
         bases = [client.open(dict(IDENTITY, model=self.id() + model, parts=parts, layers=[LAYERS])) for client in clients]
         encoded = [client.call("encoding.open", ns=base, encoding=encoding, **SIZES)["ns"] for client, base in zip(clients, bases)]
@@ -36,7 +38,8 @@ class Hostile(Mixed):
                     salt=listed["base_fingerprint"] + struct.pack("<Q", LAYER) + engine.reference.identity())
 
     def bytes_of(self, client, engine, blocks=16):
-        """A region of the engine's encoded namespace, which to this client is one of bytes."""
+        """A region of the engine's encoded namespace. This client takes it for a namespace of
+        bytes."""
         identity = self.identity_of(engine)
         ns = client.open(identity)
         self.assertEqual(ns, engine.ns)
@@ -111,7 +114,7 @@ class Hostile(Mixed):
         self.assertEqual(client.hits(base, "z"), 0)
 
     def test_a_base_that_is_anothers_is_not_told(self):
-        """Whoever knows a tenant's identity could ask whether it is here."""
+        """Anybody who knows a tenant's identity could otherwise ask whether it is here."""
         engine, other = self.engine("fp8"), self.client(uid=OTHER_UID)
         ns = other.open(self.identity_of(engine))
         self.assertNotEqual(ns, engine.ns)
@@ -120,7 +123,7 @@ class Hostile(Mixed):
         self.assertEqual(engine.listed()["base"], engine.base)
 
     def test_sequences_and_bypasses(self):
-        """A bypass of one form leaves the other, for sequences as for lookups."""
+        """A bypass of one form leaves the other, for sequences as well as lookups."""
         engine = self.engine("fp8")
         call, every = engine.client.call, u32(*range(4))
         for i in range(4):
@@ -163,8 +166,8 @@ class Hostile(Mixed):
         self.assertEqual(other.pages.bytes(2), good)
 
     def test_parts_of_two_forms_become_raw(self):
-        """Workers of one engine, of which some dump plain what did not fit: the daemon decodes the others' parts, in whatever order
-        they came."""
+        """Some workers of an engine dump blocks raw that did not fit. The daemon decodes the other
+        workers' parts, in whatever order they came."""
         for unfit, order in (((1,), (0, 1)), ((1,), (1, 0)), ((0, 2), (0, 1, 2)), ((0, 2), (1, 2, 0)), ((2,), (2, 1, 0))):
             with self.subTest(unfit=unfit, order=order):
                 client, base, ns, parts = self.mixed(len(order), f"{unfit}{order}")
@@ -192,7 +195,8 @@ class Hostile(Mixed):
                 self.until(lambda: client.hits(ns, "x") == 0, "the end of the base's block")
 
     def test_parts_of_two_forms_that_are_no_block(self):
-        """A part that nobody stored, and one that was evicted by name, are missing in both forms. Fewer layers, too."""
+        """A part that nobody stored, and one that was evicted by name, are missing in both forms.
+        So is a part with too few layers."""
         client, base, ns, parts = self.mixed(3)
         before = self.count(client)
         for part in parts:
@@ -210,7 +214,8 @@ class Hostile(Mixed):
         self.assertEqual([part.bytes(3) for part in parts], [parts[0].bytes(1), parts[1].bytes(1), parts[2].bytes(0)])
 
     def test_parts_of_two_forms_stay_where_all_fit(self):
-        """fp8 holds any bytes: a part dumped raw is meant to be raw, and nothing is decoded for it."""
+        """fp8 can encode any bytes, so a part dumped raw is meant to be raw, and the daemon decodes
+        no other for it."""
         client, base, ns, parts = self.mixed(2, encoding="fp8")
         before = self.count(client)
         for part in parts:
@@ -250,7 +255,7 @@ class LittleDram(Mixed):
     options = {"arena.size": "64MiB"}
 
     def test_many_mixed_blocks_at_once_in_little_dram(self):
-        """More than the arena has: some are found, and none is wrong."""
+        """More blocks than the arena has room for: some are found, and none is wrong."""
         client, base, ns, parts = self.mixed(2)
         plain = [parts[0].fill(0), os.urandom(parts[1].size)]
         parts[1].put(0, plain[1])
@@ -271,7 +276,8 @@ class LittleDram(Mixed):
             for part, right in zip(parts, plain):
                 part.clear()
                 status, = part.load([f"{i}"], [3])
-                self.assertIn(status, (OK, MISS))  # those that are still to be decoded may take its place
+                # blocks that are still to be decoded may take its place
+                self.assertIn(status, (OK, MISS))
                 self.assertEqual(part.bytes(3), right if status == OK else bytes(part.size))
                 loaded += status == OK
         self.assertGreater(loaded, 0)
@@ -281,7 +287,8 @@ class Stopped(Mixed):
     options = {"arena.size": "256MiB", "arena.slab": "16MiB", "shutdown.drain": "0s"}
 
     def test_the_daemon_ends_in_order_while_it_decodes(self):
-        """One layer of 16 MiB takes longer than the daemon's last look at what is under way; nobody is connected any more."""
+        """To decode a layer of 16 MiB takes longer than an ending daemon waits for work under way.
+        No client is connected any more."""
         sizes = {"dtype": "bf16", "k": [1024, 4, 1024], "v": [1024, 4, 1024]}
         identity = dict(IDENTITY, model=self.id(), block_tokens=1024, parts=2, layers=[1], layer_bytes=16 << 20)
         client = Client(self.daemon)

@@ -30,7 +30,7 @@ class Life(OwnDaemons, EncodingCase):
             self.until(lambda ns=ns: all(block[tier] for block in engine.client.call("ls", ns=ns)["blocks"]), tier)
 
     def stored(self, encoding):
-        """Blocks 0 to 3 encoded, 4 and 5 plain; and what a load makes of each."""
+        """Blocks 0 to 3 encoded, 4 and 5 raw; and what a load makes of each."""
         engine = self.engine(encoding)
         plain = [engine.pages.fill(i) for i in range(6)]
         self.assertEqual(engine.dump(range(4), range(4)), [OK] * 4)
@@ -80,7 +80,7 @@ class Restart(Life):
             self.run_twice("stop", nvme=False, **{"arena.persist_dir": keep})
 
     def test_with_another_encoding_configured(self):
-        """An engine comes back with int8 where it had fp8: it finds the plain blocks, and none of fp8."""
+        """An engine that had fp8 comes back with int8. It finds the raw blocks, and none of fp8."""
         self.daemon = Daemon(directory=self.directory)
         engine, right = self.stored("fp8")
         self.settled(engine, "nvme")
@@ -121,7 +121,7 @@ class Damage(Life):
 
 class Share(Life):
     def test_another_host_finds_either_form(self):
-        """A chain whose head and tail are plain."""
+        """A sequence whose head and tail are raw."""
         options = {"nvme": False, "shared.roots": self.directory, **SHARE}
         one, other, third = self.daemon, _, _ = [Daemon(**options) for _ in range(3)]
         engine = self.engine("fp8")

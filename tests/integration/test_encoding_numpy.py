@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""The encodings of kernels/encoding against the independent numpy of tests/reference/encoding/methods.py, byte by byte: every encoding, type
-and instruction set, both orders and axes, odd sizes, NaN, infinities, denormals, zeros, and decoding of any bytes."""
+"""The encodings of kernels/encoding against the independent numpy of
+tests/reference/encoding/methods.py, byte by byte: every encoding, type and instruction set, both
+orders and axes. Odd sizes, NaN, infinities, denormals, zeros, and decoding of any bytes."""
 
 import ctypes
 import os
@@ -38,7 +39,7 @@ assert LIB.test_spec_bytes() == ctypes.sizeof(CSpec)
 
 
 def c_spec(s):
-    """Both tensors are s, but for their kinds."""
+    """Both tensors are s, except for their kinds."""
     spec = CSpec(encoding=LIB.test_number(s.encoding.encode()), version=LIB.test_version(s.encoding.encode()), dtype=DTYPES[s.dtype], n_tensors=2, axis=s.axis, run=s.run,
                  seed=s.seed)
     for i in range(2):

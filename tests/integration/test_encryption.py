@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""Encryption at rest on NVMe (docs/security.md): what a thief of the disk finds, what damage, replays and kills do."""
+"""Encryption at rest on NVMe (docs/security.md): what a thief of the disk finds, and the effects of
+damage, replays and kills."""
 
 import faulthandler
 import os
@@ -54,7 +55,7 @@ class Thief(Encrypted):
 
 
     def test_finds_nothing_after_blocks_of_others(self):
-        """A part goes to the disk with its slot's padding; the slot was this tenant's before."""
+        """A part goes to disk with its slot's padding, and the slot was this tenant's before."""
         self.start([f"uid:0 file:{self.key_file}"], identity=dict(DEMO, layers=[LAYERS], layer_bytes=PAGE))
         self.store()
         self.client.call("evict", ns=self.ns)
@@ -65,7 +66,8 @@ class Thief(Encrypted):
         self.assertNotIn(b"known to me", self.disk())
 
     def test_what_is_leased_while_it_is_purged_is_a_miss_and_no_damage(self):
-        """A tenant that purges its own blocks, and reads those that it had leased, costs nobody a segment."""
+        """A tenant purges its own blocks, and reads those that it had leased. That costs nobody a
+        segment."""
         self.start()
         kv = self.store()
         self.forget_dram()
@@ -159,7 +161,8 @@ class Damage(Encrypted):
 
 class Restored(Encrypted):
     def test_a_backup_that_is_restored_repeats_no_nonce(self):
-        """Disk, secrets and counters go back, and the daemon writes the same blocks again, with the same numbers: under other keys."""
+        """Disk, secrets and counters are put back, and the daemon writes the same blocks again,
+        with the same numbers, but under other keys."""
         self.start()
         self.store(range(2))
         self.assertEqual(self.daemon.stop(), 0)
@@ -208,7 +211,8 @@ class TwoDisks(Encrypted):
 
 class Killed(Encrypted):
     def killed_at(self, point, call):
-        """The daemon, which was started to be killed there, is gone after the call; another one serves."""
+        """The daemon was started to be killed at that point. It is gone after the call, and another
+        one serves."""
         try:
             call()
         except Closed:
@@ -229,7 +233,7 @@ class Killed(Encrypted):
 
     @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
     def test_at_every_step_of_a_purge(self):
-        """The secret of before is there with all blocks, or there is none of either."""
+        """Either the old secret is there with all blocks, or neither is there."""
         self.start()
         for point in ("ns-append-begin:1", "ns-append-torn:1", "ns-append-done:1", "ns-wipe-begin:1", "ns-wipe-torn:1", "ns-wipe-done:2"):
             kv = self.store()
@@ -243,7 +247,8 @@ class Killed(Encrypted):
 
     @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
     def test_at_every_step_of_a_rotation(self):
-        """The source is read, the keys are taken, blocks are written with the new one, the checkpoint says so."""
+        """Kills after each step: the source is read, the keys are taken, blocks are written with
+        the new key, the checkpoint says so."""
         self.start()
         kv = self.store(range(4))
         points = ("keys-read:2", "keys-taken:2", "write-begin:1", "write-torn:1", "write-done:1", "write-reported:1",
@@ -271,7 +276,8 @@ class Killed(Encrypted):
 
     @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
     def test_at_every_step_of_dropping_a_key(self):
-        """What the old key has encrypted is a miss, and comes back with its line; what the new one has is there."""
+        """A block under the old key is a miss, and comes back with the key's line. A block under
+        the new key is there."""
         self.start()
         old = self.store(range(4))
         both = self.keys + [secrets.token_hex(32)]
@@ -292,7 +298,7 @@ class Killed(Encrypted):
 
     @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
     def test_while_records_are_encrypted_again(self):
-        """The log moves what the old key has encrypted: at every step one of both copies is whole."""
+        """The log moves blocks under the old key. At every step one of the two copies is whole."""
         options = {"nvme.size": "9MiB", "nvme.segment": "1MiB"}
         for point in ("move-read:1", "move-written:1", "move-synced:1"):
             self.keys = [secrets.token_hex(32)]

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""Tenants' keys (docs/security.md): where they come from, rotation, what is there without them, what is in the clear."""
+"""Tenants' keys (docs/security.md): where they come from, rotation, which blocks are there without
+them, and what is stored in the clear."""
 
 import faulthandler
 import fcntl
@@ -87,7 +88,8 @@ class Keys(Encrypted):
         self.assertIn(ids[1], self.ctl("encryption-key", "list"))
 
     def test_what_an_operator_sees(self):
-        """Keys that are there, whose source has failed since, that are missing, and that come back."""
+        """Keys that are there, keys whose source has failed since, missing keys, and keys that come
+        back."""
         self.start()
         self.store()
 
@@ -111,7 +113,7 @@ class Keys(Encrypted):
         self.assertEqual(findings(), [("ok", "tenant *: 1, the last is current")])
 
     def encrypted(self):
-        """Parts that each key has encrypted, the metrics agreeing."""
+        """Counts parts that each key has encrypted; the metrics agree."""
         listed, metrics = self.listed(), self.metrics()
         self.assertEqual(metrics["encryption_bytes_current"], listed["nvme_bytes"][-1])
         self.assertEqual(metrics["encryption_bytes_older"], sum(listed["nvme_bytes"][:-1]))
@@ -119,7 +121,8 @@ class Keys(Encrypted):
         return listed["nvme_parts"]
 
     def test_what_a_key_still_seals(self):
-        """Through a rotation, a restart, a kill and an eviction: an operator knows when the old key may go."""
+        """Through a rotation, a restart, a kill and an eviction, an operator knows when the old key
+        may go."""
         self.start()
         self.assertEqual(self.encrypted(), [0])
         self.store(range(5))
@@ -154,7 +157,8 @@ class Keys(Encrypted):
         self.assertEqual(self.encrypted(), [0, 0])
 
     def test_what_waits_for_a_key_outlives_its_namespace_s_place(self):
-        """Nobody has the namespace open, others take its place, the list of namespaces is written again: its secret stays."""
+        """Nobody has the namespace open, others take its place, and the list of namespaces is
+        written again. Its secret stays."""
         few = {"limits.namespaces": 4, "limits.namespaces_per_tenant": 4}
         self.start(**few)
         kv = self.store()
@@ -200,14 +204,16 @@ class Keys(Encrypted):
         self.assertEqual(self.metrics()["nvme_corrupt"], 0)
 
     def test_what_is_moved_is_encrypted_again(self):
-        """Parts that were read outlive their segment, and are what they were, also after a rotation and a restart."""
+        """Parts that were read outlive their segment with their bytes, also after a rotation and a
+        restart."""
         options = {"nvme.size": "9MiB", "nvme.segment": "1MiB"}
         self.start(**options)
         kv, names = {}, iter(range(0, 256, 8))
         while self.metrics()["nvme_rewritten"] < 8:
             first = next(names)
             some = {name: self.fill(place, name) for place, name in enumerate(range(first, first + BLOCKS))}
-            # Not until all lie on NVMe: of so few segments the newest, of which least was read, may be emptied first.
+            # Not before all lie on NVMe. There are so few segments that the newest, from which
+            # least was read, may be emptied first.
             self.assertEqual(self.region.dump(some, range(BLOCKS), durability=1), [OK] * BLOCKS)
             self.forget_dram()
             for place, (status, right) in enumerate(zip(self.load(list(some)), some.values())):
@@ -230,7 +236,8 @@ class Keys(Encrypted):
             self.restart(**options)
 
     def test_a_command_and_one_that_hangs(self):
-        """A key from a command; one that hangs, fails, or never stops writing costs that tenant's encrypted blocks alone."""
+        """A key from a command. A command that hangs, fails, or never stops writing costs only that
+        tenant's encrypted blocks."""
         self.start(tenants=[f"* command:/bin/cat {self.key_file}"])
         self.until(lambda: self.listed()["ids"], "the command's key")
         kv = self.store()
@@ -252,7 +259,8 @@ class Keys(Encrypted):
         self.loads(kv)
 
     def hung(self):
-        """From now on whoever opens the file of keys waits until what this returns is closed: a mount that hangs does the same."""
+        """From now on, opening the file of keys waits until the returned object is closed, as on a
+        mount that hangs."""
         held = os.open(self.key_file, os.O_RDWR)
         before = signal.signal(signal.SIGIO, signal.SIG_IGN)
         self.addCleanup(signal.signal, signal.SIGIO, before)
@@ -260,7 +268,8 @@ class Keys(Encrypted):
         return held
 
     def test_a_file_that_hangs(self):
-        """At the start and at a rotation: whatever it does, the daemon serves, and says what is the matter."""
+        """At the start and at a rotation: whatever the command does, the daemon serves, and says
+        what is wrong."""
         self.start()
         kv = self.store()
         held = self.hung()
@@ -433,7 +442,8 @@ class Keys(Encrypted):
         self.loads(kv)
 
     def test_a_thief_plants_nothing_in_the_clear(self):
-        """The cache file of a daemon without keys, whole and of the same blocks, in place of the encrypted one."""
+        """A daemon without keys has written a whole cache file of the same blocks. It takes the
+        place of the encrypted one."""
         self.start(tenants=[])
         kv = self.store()
         self.assertEqual(self.daemon.stop(), 0)

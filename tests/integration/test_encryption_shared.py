@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""Encryption on the shared tier (docs/security.md): what lies there, hosts with one key and with two, damage, rotation, purges."""
+"""Encryption on the shared tier (docs/security.md): stored bytes, hosts with one key and with two,
+damage, rotation, purges."""
 
 import faulthandler
 import fcntl
@@ -193,7 +194,8 @@ class Shared(Encrypted):
         self.counted(first, {1: 2})
 
     def counted(self, host, files):
-        """What `ucmctl encryption-key files` says of each of the host's keys, by their order; an old key may go when it is in no list."""
+        """Checks what `ucmctl encryption-key files` says of each of the host's keys, in their
+        order. An old key may go when it is in no list."""
         ids = host.client.call("encryption_key.list")["keys"][0]["ids"]
         listed = json.loads(self.key_files("--json").stdout)
         self.assertEqual({ids.index(key["key"]): key["files"] for key in listed["keys"]}, files)
@@ -203,7 +205,8 @@ class Shared(Encrypted):
         return subprocess.run([UCMCTL, "encryption-key", "files", directory or self.root, *more], capture_output=True, text=True, timeout=60)
 
     def test_what_else_lies_on_a_root_is_counted_apart(self):
-        """By an operator who counts what a key has encrypted: plain and damaged files; and what is no root."""
+        """An operator counts files that a key has encrypted. There are raw and damaged files, and a
+        directory that is no root."""
         host, plain = self.host(self.one), self.host()
         self.stored_by(host, 3)
         self.stored_by(plain, 2)
@@ -238,7 +241,7 @@ class Shared(Encrypted):
 
     @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
     def test_a_kill_at_every_step_of_a_rotation(self):
-        """A file is whole under its name, or there is none; what is left of it, too, is encrypted."""
+        """A file is whole under its name, or there is none. Remains of it are encrypted, too."""
         kv = self.stored_by(self.host(self.one))
         with open(self.one, encoding="ascii") as file:
             lines = [file.read().strip()]
@@ -277,7 +280,7 @@ class Shared(Encrypted):
         self.until(lambda: not self.files(), "an eviction by name")
 
     def test_many_at_once(self):
-        """More than may wait in memory that was encrypted into, by way of several roots' queues."""
+        """More parts than may wait in encrypted form in memory, in the queues of several roots."""
         identity = dict(DEMO, layers=[8], layer_bytes=131072, model=self.id() + "big")
         patient = {"arena.size": "256MiB", "shared.timeout": "600s"}
         host = self.host(self.one, identity=identity, **patient)
@@ -296,7 +299,8 @@ class Shared(Encrypted):
 
 
 class Secrets(Encrypted):
-    """Two hosts with a directory of secrets, next to the root, of which no snapshots are kept."""
+    """Two hosts with a directory of secrets next to the root. Nobody keeps snapshots of that
+    directory."""
 
     def setUp(self):
         super().setUp()
@@ -318,7 +322,8 @@ class Secrets(Encrypted):
             return file.read()[40:56]
 
     def test_a_snapshot_of_a_purged_namespace_is_worth_nothing(self):
-        """Not to another host, which still had the old secret, nor to a new one, with the tenant's key and all files as they were."""
+        """Purged blocks don't come back: not to another host, which still had the old secret, nor
+        to a new one with the tenant's key and all files as they were."""
         first, second = self.host(self.one), self.host(self.one)
         kv = self.stored_by(first)
         self.loads(second, kv)
@@ -358,7 +363,7 @@ class Secrets(Encrypted):
         self.assertEqual([name for name in os.listdir(self.secrets) if name.startswith(".")], [])
 
     def test_a_directory_of_secrets_that_is_away_shows_in_health(self):
-        """Before anybody needs a secret, until it is there."""
+        """It shows before anybody needs a secret, until the directory is there."""
         away = self.secrets + ".away"
         os.rename(self.secrets, away)
         host = self.host(self.one)
@@ -376,7 +381,7 @@ class Secrets(Encrypted):
         self.loads(self.host(self.one), self.stored_by(host))
 
     def test_a_directory_of_secrets_that_hangs(self):
-        """Costs encrypted blocks on shared roots, while it hangs, and nothing else."""
+        """While it hangs, it costs encrypted blocks on shared roots, and nothing else."""
         kv = self.stored_by(self.host(self.one))
         (name,) = os.listdir(self.secrets)
         held = os.open(os.path.join(self.secrets, name), os.O_RDWR)
@@ -394,7 +399,7 @@ class Secrets(Encrypted):
 
     @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
     def test_a_kill_at_every_step_of_a_purge(self):
-        """The secret of before is there, or a new one; with it all files, or none."""
+        """Either the old secret is there with all files, or a new one with none."""
         for point in ("secret-written:1", "secret-replaced:1", "secret-wiped:1"):
             first = self.host(self.one)
             kv, old = self.stored_by(first), self.secret()

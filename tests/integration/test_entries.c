@@ -55,7 +55,7 @@ static int ctl_format(const char *path, const char *options, char *out, size_t c
     return ctl(arguments, out, cap);
 }
 
-/* Without what it says of a lock: a killed daemon's is held for a while. */
+/* Drops what it says of a lock, because a killed daemon's lock is held for a while. */
 static int ctl_offline(const char *path, const char *options, char *out, size_t cap)
 {
     char arguments[400];
@@ -136,7 +136,7 @@ static void restart(bool kill)
     open_worker();
 }
 
-/* A cache like any other: over a kill, over a stop (with its checkpoint), filled to the brim. */
+/* It is a cache like any other: over a kill, over a stop (with its checkpoint), and when full. */
 static void expect_a_cache(uint64_t capacity_bytes)
 {
     host_restart(&host);
@@ -260,7 +260,7 @@ Test(entries, one_that_runs_is_not_formatted_nor_shared)
     cr_expect_eq(metric(w.client, "blocks"), 0u);
 }
 
-/* What the former cache has left in segments of the new one is no damage. */
+/* Records of the former cache in segments of the new one are no damage. */
 Test(entries, a_device_that_was_a_cache_before)
 {
     char out[256];

@@ -25,7 +25,7 @@ class Events(Case):
         self.begun = self.reader.call("events", since=END)["next"]
 
     def read(self, n, since=None, **more):
-        """The next n events of this test, however many answers they come in."""
+        """The next n events of this test, in however many answers they come."""
         events, since = [], self.begun if since is None else since
         while len(events) < n:
             page = self.reader.call("events", since=since, wait_ms=WAIT, **more)

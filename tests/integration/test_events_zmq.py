@@ -19,7 +19,7 @@ UCMEVENTS = os.environ.get("UCMEVENTS", os.path.join(TOP, "build/ucmevents"))
 
 
 def number(key):
-    """As vLLM makes it of a hash."""
+    """As vLLM derives it from a hash."""
     return int.from_bytes(key, "big") & ((1 << 64) - 1)
 
 
@@ -77,7 +77,8 @@ class Publisher(OwnDaemons, Case):
                 yield dict(event, topic=topic.decode()) if isinstance(event, dict) else event
 
     def expect(self, events, *wanted):
-        """Those come in this order. Between them a new subscription may tell all blocks again."""
+        """These events come in this order. Between them, a new subscription may tell all blocks
+        again."""
         for event in wanted:
             while (got := next(events)) != event:
                 self.assertEqual(got["type"] if isinstance(got, dict) else got[0], "BlockStored", f"{got} before {event}")
@@ -150,7 +151,8 @@ class Publisher(OwnDaemons, Case):
         self.assertIn([dict(self.stored(1, 2))], [[dict(event, topic=self.cleared()["topic"]) for event in some] for _, some in batches])
 
     def test_who_misses_batches_again_asks_again(self):
-        """On one socket, of which libzmq takes half a replay for unread that was read."""
+        """On one socket: libzmq takes half a replay for unread, although the subscriber has read
+        it."""
         events, steps = self.joined("--steps", "50"), 50
         for name in range(1, steps + 10):
             self.region.dump([name], [0])
@@ -198,7 +200,8 @@ class Publisher(OwnDaemons, Case):
         self.expect(events, dict(self.stored(0, medium="STORAGE"), token_ids=[], block_size=0))
 
     def test_another_daemon_that_has_nothing(self):
-        """What subscribers know goes with the daemon that kept it in DRAM only, before an engine opens a namespace again, and if none does."""
+        """When a daemon that kept blocks in DRAM only is gone, subscribers forget them before an
+        engine opens a namespace again, or if none does."""
         events = self.joined()
         self.daemon.kill()
         self.start(nvme=False)

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""Tenants that load at the same time, against a real daemon: each gets the bytes that its weight entitles it to while others wait, too,
-counted in bytes; and a tenant that loads little waits for work under way, not for others' queues, counted in requests, by the order in
-which a trace says that they ended.
+"""Tenants that load at the same time, against a real daemon. While others wait, too, each gets the
+bytes that its weight entitles it to. A tenant that loads little waits for work under way, not for
+others' queues. That is counted in requests, by the order in which a trace says that they ended.
 """
 
 import os
@@ -50,7 +50,7 @@ class Tenants(Case):
         return client, ns, region
 
     def flood(self, workers, requests, names_of):
-        """All send `requests` loads while the daemon stands still, and have them all."""
+        """All send `requests` loads while the daemon stands still, and then get all answers."""
         halt(self.daemon.process.pid)
         for _client, _, region in workers:
             for i in range(requests):
@@ -61,13 +61,14 @@ class Tenants(Case):
                 self.assertEqual(set(client.wait(msgid)["status"]), {OK})
 
     def told(self, tenants, resource):
-        """For each tenant: the bytes that it got while others waited, too, and those that it was entitled to."""
+        """For each tenant, the bytes that it got while others waited, too, and the bytes that it
+        was entitled to."""
         told = {tenant["name"]: tenant for tenant in self.operator.call("stats")["tenants"]}
         mine = [told.get(f"uid:{FIRST_UID + i}", {}) for i in range(tenants)]
         return [(each.get(resource + "_contended_bytes", 0), each.get(resource + "_fair_share_bytes", 0)) for each in mine]
 
     def check_shares(self, resource, before, total, slack):
-        """slack: bytes that a tenant may be ahead of its part, or behind it: bursts, and one part."""
+        """slack: by how many bytes a tenant may exceed or miss its share: bursts, and one part."""
         after = self.told(len(before), resource)
         got = [(a[0] - b[0], a[1] - b[1]) for a, b in zip(after, before)]
         listed = {tenant["tenant"]: tenant for tenant in self.operator.call("tenant.list")["tenants"]}
@@ -81,7 +82,7 @@ class Tenants(Case):
             self.assertLessEqual(abs(had - due), 0.1 * due + slack, f"tenant {i} of weight {weight(i)}: {got}")
 
     def below(self, workers, names):
-        """Brings the blocks out of DRAM."""
+        """Evicts the blocks from DRAM."""
         for client, ns, _ in workers:
             self.settled(client, ns)
             client.call("evict", ns=ns, keys=keys(*names), tier=1)
@@ -105,7 +106,8 @@ class Tenants(Case):
         self.copies(2)
 
     def test_two_share_the_copies_of_a_busy_host(self):
-        """A copier that waits for a processor is not taken for one that a tenant's memory holds up."""
+        """The daemon does not take a copier that waits for a processor for one that a tenant's
+        memory holds up."""
         for _ in range(2 * os.cpu_count()):
             busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
             self.addCleanup(busy.wait)
@@ -144,9 +146,10 @@ class Tenants(Case):
 
 @unittest.skipUnless(os.geteuid() == 0, "being several users needs root")
 class Hundred(Case):
-    """A hundred tenants of unequal weights, half of them with requests four times as large. Counted by answers, from when each has paid for its
-    burst: what each had, against its weight's part of what all had meanwhile. The daemon stands still while they are counted. Where a tenant has
-    had all that it asked for, because this program was slow to ask for more, counting begins again."""
+    """A hundred tenants of unequal weights, half of them with requests four times as large. After
+    each has paid for its burst, answers are counted: what each got, against its weight's share of
+    what all got meanwhile. The daemon stands still while they are counted. If this program was so
+    slow that a tenant had all that it asked for, counting begins again."""
     tenants, in_flight, large, burst = 100, 36, 2 * MIB, 16 * MIB
 
     @classmethod
@@ -183,7 +186,8 @@ class Hundred(Case):
             self.daemon.process.send_signal(signal.SIGCONT)
 
     def count(self, timeout_s=TIMEOUT_S):
-        """Counts what is answered, and asks for as much again. Whether there was anything; whether a tenant had been answered all."""
+        """Counts answers, and asks for as much again. Returns whether there were any, and whether a
+        tenant had all its answers."""
         ready, dry = self.ready.select(timeout_s), False
         for key, _ in ready:
             region = self.regions[key.data]
@@ -195,7 +199,8 @@ class Hundred(Case):
         return bool(ready), dry
 
     def served(self, since, bytes_each):
-        """Counts until each has had so much more, then all that is answered at one moment. None: somebody had nothing to wait for."""
+        """Counts until each tenant has got so much more, then all that is answered at one moment.
+        None: a tenant had nothing to wait for."""
         while any(had - then < each for had, then, each in zip(self.had, since, bytes_each)):
             some, dry = self.count()
             self.assertTrue(some, "nothing was answered")

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""A daemon that may have few open files, and clients that fill them with descriptors whose close() waits: others get their work done."""
+"""A daemon that may have few open files. Clients fill them with descriptors whose close() waits,
+and others still get their work done."""
 
 import array
 import itertools
@@ -20,8 +21,9 @@ OF_FRAME, ROUNDS = 64, 5
 
 
 class Flood:
-    """A process of that uid. Each of its connections says hello and then sends `fds` descriptors, of that file or else of a lingering
-    socket, with each byte of a frame that has no end, until the daemon has enough of it."""
+    """A process of that uid. Each of its connections says hello and begins a frame that never ends.
+    With each byte it sends `fds` descriptors of that file, or else of a lingering socket. It goes
+    on until the daemon drops the connection."""
 
     def __init__(self, path, uid, fds, file=None):
         self.path, self.fds, self.file = path, fds, file
@@ -151,14 +153,14 @@ class Few(Case):
         self.flooded(AT_ONCE)
 
     def test_a_frames_most(self):
-        """They stay with the frame that has no end."""
+        """The descriptors stay with the frame that has no end."""
         self.flooded(OF_FRAME)
 
     def test_one_at_a_time(self):
         self.flooded(1)
 
     def test_of_a_file_whose_server_does_not_answer(self):
-        """None of them is closed while the flood lasts."""
+        """The daemon closes none of them while the flood lasts."""
         _, file = HungMount.file_within(self, self.daemon.directory + "/mount")
         self.flooded(8, file)
 

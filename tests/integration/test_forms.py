@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""Blocks in two forms, asked for in every order of calls, alongside another tenant's blocks: a client gets only the bytes of the block
-that it named, in the form of its pages, and nothing else of the arena.
-
-$UCM_ENCODING_GPU: pages and pools lie on a GPU, as encoding_case.py says; with "ring" those of bytes have a copy agent, too."""
+"""Blocks in two forms, asked for in every order of calls, alongside another tenant's blocks. A
+client gets only the bytes of the block that it named, in the form of its pages. It gets nothing
+else of the arena. $UCM_ENCODING_GPU: pages and pools lie on a GPU, as encoding_case.py says; with
+"ring" those of bytes have a copy agent, too."""
 
 import faulthandler
 import itertools
@@ -20,7 +20,8 @@ IDENTITY = {"dtype": "bf16", "layout": "test/1", "block_tokens": TOKENS, "key_by
             "layer_bytes": PLAIN}
 SUMMARIES = {"method": 1, "kind": 0, "dtype": 2, "kv_heads": HEADS, "head_dim": DIM, "k_token_stride": HEADS * DIM * 2,
            "k_head_stride": DIM * 2}
-# With a scale for each element int8 is longer than what it encodes; with one for two, as long: sizes then tell the forms not apart.
+# With a scale for each element, int8 is longer than what it encodes. With one for two elements it
+# is as long, so that sizes don't tell the forms apart.
 FORMS = {"fp8": {}, "q4": {}, "lossless": {}, "int8": {}, "longer": {"encoding": "int8", "axis": 1, "run": 1},
          "as long": {"encoding": "int8", "axis": 1, "run": 2}}
 STEPS = ("bytes", "view", "pool", "region", "sequence")  # bytes: namespace.open of the encoded one; view: encoding.open
@@ -28,13 +29,15 @@ MARK = b"the other one's!"
 
 
 def orders():
-    """A client that names the encoded namespace has opened it, one way or the other. On a GPU memory stays until the process ends."""
+    """The orders in which the client first opens the encoded namespace, one way or the other. On a
+    GPU, where memory stays until the process ends, only some of them."""
     found = [order for order in itertools.permutations(STEPS) if order[0] in ("bytes", "view")]
     return found[::5] if GPU else found
 
 
 def register(client, ns, size, spec, **more):
-    """Memory, and the number of its region. spec: how its copies are encoded; None: they are not."""
+    """Memory, and the number of its region. spec: how its copies are encoded; None: they are raw.
+    """
     if GPU:
         return encoding_case.encoding_gpu.register(client, size, GPU == "ring", spec or 0, ns=ns, part=0, **more)
     return encoding_case.register_host(client, size, ns=ns, part=0, **more)
@@ -71,7 +74,7 @@ class Form:
             salt=opened["fingerprint"] + struct.pack("<Q", PLAIN) + self.reference.identity())
         self.ns = self.view(owner)
         self.pages, self.names = Blocks(owner, self.ns, PLAIN, BLOCKS, self.reference.spec), []
-        self.holds = {}  # by name: the plain form that a load gives, and the encoded one
+        self.holds = {}  # by name: the raw form that a load gives, and the encoded one
         for i in range(BLOCKS):
             case.neighbour()
             for kind in "bc":
@@ -115,7 +118,8 @@ class Stranger:
         self.form.case.assertEqual(self.form.view(self.client), self.form.ns)
 
     def registered(self, kind, n):
-        """With pages of plain KV if the view is open by now: the other size is refused."""
+        """Registers pages of raw KV if the view is open by now, else of bytes. The other size is
+        refused."""
         plain = "view" in self.opened
         sizes = (PLAIN, self.form.reference.spec) if plain else (self.form.encoded_bytes, None)
         if not GPU and PLAIN != self.form.encoded_bytes:
@@ -171,7 +175,7 @@ class Stranger:
                 self.form.case.assertEqual(region.bytes(i), self.wanted(name, plain))
 
     def check_dump(self, key):
-        """What it stores is what the owner then finds in that form."""
+        """The owner then finds what it stores, in that form."""
         region, plain = self.region
         form, kv, encoded = self.form, *self.form.holds["c0"]
         region.memory[:region.size] = kv if plain else encoded
@@ -184,7 +188,7 @@ class Stranger:
             form.owner.call("evict", ns=ns, keys=keys(key, key + "p"))
 
     def check_summaries(self):
-        """A build's bytes are of the block alone, whatever was opened before."""
+        """A summary's bytes depend on the block alone, whatever was opened before."""
         form = self.form
         for _, sequence in self.sequences:  # they hold summaries
             self.client.call("sequence.close", sequence=sequence)
@@ -202,7 +206,8 @@ class Orders(Case):
     options = {"arena.size": "256MiB" if GPU else "32MiB"}
 
     def setUp(self):
-        """Blocks of another tenant lie around all others: each as long as a plain one, and as an encoded one of each form."""
+        """Blocks of another tenant lie around all others: as long as a raw one, and as an encoded
+        one of each form."""
         self.other = self.client(uid=OTHER_UID)
         self.around, self.others = [], 0
         for size in {PLAIN, *(Reference(**{"encoding": name, "dtype": "bf16", "k": [TOKENS, HEADS, DIM], **FORMS[name]}).encoded[0]
@@ -223,7 +228,8 @@ class Orders(Case):
             if below:
                 self.settled(form.owner, form.base)
                 self.settled(form.owner, form.ns)
-            # Reads from below are the same whoever asks: there the forms share the orders out.
+            # Reads from below don't depend on who asks, so there each form runs its share of the
+            # orders.
             for number, order in enumerate(orders()[place::len(FORMS)] if below else orders()):
                 with self.subTest(form=name, order=order):
                     stranger = Stranger(form, order)
@@ -239,7 +245,7 @@ class Orders(Case):
                         stranger.client.close()
 
     def tearDown(self):
-        """All of this was decided before anybody asked for bytes that are not the part's."""
+        """The daemon refused all of this before it asked for bytes that are not the part's."""
         self.assertEqual(self.client().metrics()["span_refused"], 0)
 
     def test_in_dram(self):

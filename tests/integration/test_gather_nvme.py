@@ -41,7 +41,8 @@ class Layers(OwnDaemons, Case):
         self.pool = Pool(self.client, self.ns, LAYER, 8 * BLOCKS)
 
     def stored(self, **options):
-        """What blocks 0 to n hold, which are on NVMe alone, of a daemon before."""
+        """Stores blocks 0 to n by an earlier daemon, so that they are on NVMe alone. Returns what
+        they hold."""
         self.start(**options)
         region = Region(self.client, self.ns, IDENTITY, BLOCKS)
         kv = [region.fill(block) for block in range(BLOCKS)]
@@ -72,7 +73,7 @@ class Layers(OwnDaemons, Case):
         return result, {name: after[name] - before[name] for name in after if isinstance(after[name], int)}
 
     def spoil(self, kv, block, layer, at=100):
-        """Flips a bit of a layer in the file, whose daemon may be running."""
+        """Flips a bit of a layer in the file. Its daemon may be running."""
         path = os.path.join(self.daemon.store, "ucmd.cache")
         with open(path, "r+b") as file:
             data = file.read()
@@ -136,7 +137,7 @@ class Layers(OwnDaemons, Case):
         self.assertEqual((grown["gather_reads"], grown["gather_reads_partial"], grown["nvme_corrupt"]), (1, 0, 0))
 
     def test_headers_are_right_with_and_without(self):
-        """A part of an earlier run is called durable once its headers are what they should be."""
+        """A part of an earlier run counts as durable once its headers have been checked."""
         kv = self.stored()
         region = Region(self.client, self.ns, IDENTITY, BLOCKS)
         region.memory[:] = b"".join(kv)
@@ -171,11 +172,12 @@ class Layers(OwnDaemons, Case):
             pool = Pool(other, other.open(IDENTITY), LAYER, 8 * BLOCKS)
             begin_many(pool)
             other.close()
-        self.until(self.nothing_is_held, "the end of all uses")  # the daemon reads what such a client has sent when it is that one's turn
+        # the daemon reads the client's last requests when it is that connection's turn
+        self.until(self.nothing_is_held, "the end of all uses")
         self.assertEqual(self.gather((1, 3)), [OK])
 
     def test_killed_while_it_gathers(self):
-        """What it had acknowledged is there, layer by layer, however often it dies."""
+        """Acknowledged blocks are there, layer by layer, however often the daemon dies."""
         kv = self.stored()
         for _ in range(4):
             begin_many(self.pool)
@@ -188,7 +190,7 @@ class Layers(OwnDaemons, Case):
         self.right(kv, *items)
 
     def test_more_than_the_arena(self):
-        """Staging takes the slots that it finds, and gives them back."""
+        """Gathers take the slots that they find for staging, and give them back."""
         kv = self.stored(**{"arena.size": "1MiB"})
         for _ in range(20):
             items = [(random.randrange(BLOCKS), random.randrange(LAYERS)) for _ in range(64)]

@@ -1,5 +1,6 @@
-/* A libcuda.so.1 for tests, of GPUs whose memory is the host's: as much as `ucmctl doctor` and the daemon's copies by
- * the copy engine (copy.strategy: dma) call. Copies are done when their call returns. Kernels do nothing.
+/* A libcuda.so.1 for tests, of GPUs whose memory is the host's. It has what `ucmctl doctor` and the
+ * daemon's copies by the copy engine (copy.strategy: dma) call. Copies are done when their call
+ * returns. Kernels do nothing.
  *
  * From the environment: DRIVER_GPUS, 1; DRIVER_ERROR, what cuInit returns; DRIVER_SLOW_MS, how long it takes;
  * DRIVER_CONTEXT_ERROR, what opening a context returns. */
@@ -222,7 +223,7 @@ int cuMemGetAddressRange_v2(pointer *base, size_t *bytes, pointer p)
     return 0;
 }
 
-/* The ordinal, or that it is memory of a GPU. */
+/* The ordinal of the memory's GPU, or its type: memory of a GPU. */
 int cuPointerGetAttribute(void *out, int attribute, pointer p)
 {
     *(int *)out = attribute == 2 ? 2 : 0;
@@ -328,7 +329,7 @@ int cuMemcpy2DAsync(const copy_2d *c, void *stream)
     return 0;
 }
 
-/* ---- the daemon's way to all of them ---- */
+/* ---- how the daemon finds these functions ---- */
 
 static int nothing(void)
 {

@@ -1,6 +1,7 @@
-/* A root that is a Mooncake store: what every backend promises, through ucmd-backend-mooncake. The store is a real master with a process that lends
- * it memory where UCM_MOONCAKE_PYTHON names a Python that has Mooncake's client (one phase of `make check`); else the client is played over a
- * directory. */
+/* A root that is a Mooncake store: what every backend promises, through ucmd-backend-mooncake. If
+ * UCM_MOONCAKE_PYTHON names a Python that has Mooncake's client, the store is real (one phase of
+ * `make check`): a master, and a process that gives it memory. Otherwise the client is played over
+ * a directory. */
 #include "tests/integration/shared_store.h"
 
 #define PLAYED "tests/integration/mooncake_played/python"

@@ -41,7 +41,7 @@ static void pair_begin(struct nfs_relay *r)
     r->pairs[r->n++].server = server;
 }
 
-/* Records of ONC RPC: four bytes of length, the highest bit of which is no length. */
+/* Counts records of ONC RPC: four bytes of length, of which the highest bit is a flag. */
 static void count(struct nfs_relay *r, unsigned i, const uint8_t *bytes, size_t n)
 {
     for (size_t at = 0; at < n;) {
@@ -123,7 +123,7 @@ static size_t put_locked(struct nfs_relay *r, const uint8_t *bytes, size_t n,
     return put_n + 8;
 }
 
-/* What goes in the place of a reply that begins with `bytes`; the number of its bytes, or 0. */
+/* What replaces a reply that begins with `bytes`. Returns the number of its bytes, or 0. */
 static size_t put(struct nfs_relay *r, const uint8_t *bytes, size_t n, uint8_t out[PIECE_BYTES])
 {
     size_t n_out;

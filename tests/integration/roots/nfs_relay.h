@@ -16,10 +16,10 @@ struct nfs_relay {
     atomic_uint cut;      /* connections to be cut before it goes on */
     /* One in so many bytes of replies is changed, lengths and numbers too; 0: none. */
     atomic_uint damage_every;
-    /* One reply says this instead: that after `say_after` others, of a client that has one request
+    /* One reply says this instead: the one after `say_after` others. For a client with one request
      * under way at a time. */
     atomic_uint say_status, say_after;
-    /* The same reply, but: 32 bits of it, at this multiple of four, become `word_is`; 0: none. */
+    /* In the same reply, 32 bits at this multiple of four become `word_is`; 0: none. */
     atomic_uint word_at, word_is;
     /* For nfs_relay_put; put_n is 0 when it was done. */
     pthread_mutex_t put_lock;
@@ -40,8 +40,8 @@ struct nfs_relay {
 
 void nfs_relay_open(struct nfs_relay *r, int to_port);
 void nfs_relay_close(struct nfs_relay *r);
-/* In the place of the reply after say_after others: a record with its number and these bytes, or, with raw, they as they are. They
- * stay the caller's, until the relay is closed or has others. */
+/* Replaces the reply after say_after others by a record with its number and these bytes, or with
+ * raw by the bytes alone. The caller keeps the bytes until the relay is closed or has others. */
 void nfs_relay_put(struct nfs_relay *r, const uint8_t *bytes, unsigned n, bool raw);
 
 #endif

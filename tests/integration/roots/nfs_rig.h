@@ -1,4 +1,5 @@
-/* A root nfs:// as the daemon has it: ucmd-backend-nfs in its sandbox. For tests of a contract (shared_contract_rig.h). */
+/* A root nfs:// as the daemon has it: ucmd-backend-nfs in its sandbox. For tests of a backend's
+ * promises (shared_contract_rig.h). */
 #ifndef UCMD_TESTS_NFS_RIG_H
 #define UCMD_TESTS_NFS_RIG_H
 

@@ -1,6 +1,6 @@
 /* An NFS server for tests: nfs-ganesha with its VFS backend, on loopback of a network namespace of
- * its own, which the process that starts it moves to. It, rpcbind (without which ganesha does not
- * start) and the namespace end with that process. One a process. */
+ * its own. The process that starts it moves there. Server, rpcbind (which ganesha needs to start)
+ * and namespace end with that process. One a process. */
 #ifndef UCMD_TESTS_NFS_SERVER_H
 #define UCMD_TESTS_NFS_SERVER_H
 
@@ -22,7 +22,7 @@ const char *nfs_server_lacks(void);
 /* Returns when the server answers; fails the test when it does not. */
 void nfs_server_open(struct nfs_server *s);
 void nfs_server_close(struct nfs_server *s);
-void nfs_server_kill(struct nfs_server *s); /* as when its host dies: no word to anybody */
+void nfs_server_kill(struct nfs_server *s); /* as when its host dies: it tells nobody */
 void nfs_server_start(struct nfs_server *s);
 void nfs_server_hang(struct nfs_server *s, bool hang);
 

@@ -176,7 +176,7 @@ static int removed_elsewhere(struct contract *c, struct shared_backend **other, 
     return rc;
 }
 
-/* The server uses the inodes' numbers of files again whose handles are kept here. */
+/* The server reuses inode numbers of files whose handles are kept here. */
 NFS_CASE(a_kept_handle_serves_no_other_file, nfs_rig_begin, nfs_rig_end)
 {
     struct shared_backend *other = NULL;
@@ -212,7 +212,7 @@ NFS_CASE(late_replies_land_nowhere, nfs_rig_begin, nfs_rig_end)
         nfs_server_hang(&nfs_rig_server, true);
         nfs_rig_turn_for(c, 50);
         for (unsigned i = 0; i < N; i++) {
-            /* It can't be taken back while a thread of the daemon's copies its bytes. */
+            /* An operation can't be taken back while a thread of the daemon copies its bytes. */
             while (ops[i].status == PENDING && !c->ops->cancel(c->b, &ops[i].op))
                 uv_run(&c->loop, UV_RUN_ONCE);
             memcpy(ops[i].op.data, mine, BYTES);
@@ -234,7 +234,7 @@ NFS_CASE(late_replies_land_nowhere, nfs_rig_begin, nfs_rig_end)
 
 enum { LOAD_OPS = 16, LOAD_KEYS = 48, LOAD_BYTES = 200000 };
 
-/* What has ended is looked at, and something else begun in its place. */
+/* Checks each operation that has ended, and begins another one in its place. */
 static void load_turn(struct contract *c, struct contract_op *ops, unsigned *random, bool more)
 {
     static const enum shared_verb verbs[] = {SHARED_READ, SHARED_WRITE, SHARED_FIND, SHARED_READ};

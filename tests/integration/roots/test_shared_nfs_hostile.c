@@ -85,7 +85,8 @@ static const enum shared_verb verbs[] = {SHARED_READ,   SHARED_LIST,  SHARED_FIN
                                          SHARED_REMOVE, SHARED_TOUCH, SHARED_CHECK};
 #define VERBS (sizeof(verbs) / sizeof(verbs[0]))
 
-/* The i-th of all: on one of the files that are there, or one that is not. Its status; what was read is right. */
+/* Runs the i-th operation, on one of the files that are there, or on one that is not. Returns its
+ * status, and checks what was read. */
 static int one(struct contract *c, unsigned i)
 {
     enum shared_verb verb = verbs[i % VERBS];
@@ -125,7 +126,7 @@ static void serves(struct contract *c)
     cr_assert_eq(contract_read(c, 99, BYTES), 0);
 }
 
-/* Pauses are over at once: of a connection by a check, of a process by a new root. */
+/* Ends pauses at once: of a connection by a check, of a process by a new root. */
 static void go_on(struct contract *c)
 {
     struct shared_process_stats stats;
@@ -141,7 +142,7 @@ static void go_on(struct contract *c)
     (void)contract_check(c, false, &now);
 }
 
-/* prepare_cb tells the relay what it does to a reply of the i-th operation. */
+/* Runs n operations. prepare_cb tells the relay what to do to a reply of the i-th one. */
 static void under(struct contract *c, unsigned n, void (*prepare_cb)(unsigned i))
 {
     unsigned whole = 0;
@@ -209,7 +210,7 @@ HOSTILE(a_number_in_a_reply_is_wrong, 250, word)
 #define YES 0, 0, 0, 1
 #define HUGE 0x80, 0, 0, 4
 
-/* After a reply's number. libnfs 4.0 crashes on the names. */
+/* The bytes after a reply's number. libnfs 4.0 crashes on the names. */
 static const uint8_t handle_huge[] = {ACCEPTED, OK, HUGE, 1, 2, 3, 4};
 static const uint8_t data_huge[] = {ACCEPTED, OK, NO, 0, 0, 0x10, 0, YES, HUGE, 1, 2, 3, 4};
 static const uint8_t name_huge[] = {ACCEPTED, OK, NO, 0, 0, 0, 0, 0,    0,   0,   0,   YES, 0,
@@ -270,7 +271,8 @@ static void streams_load(void)
     cr_assert_gt(n_streams, 0);
 }
 
-/* The first two bytes told the fuzzer what to do. As they are, and as the body of a reply. */
+/* Sends a stream as it is, and as the body of a reply. The first two bytes told the fuzz target
+ * what to do. */
 static void stream(unsigned i)
 {
     unsigned which;
@@ -294,7 +296,7 @@ struct load {
     unsigned random, reads, done; /* done: reads and writes that went well */
 };
 
-/* What has ended is looked at, and something else begun in its place. */
+/* Checks each operation that has ended, and begins another one in its place. */
 static void load_turn(struct contract *c, struct load *l, bool more)
 {
     for (unsigned i = 0; i < LOAD_OPS; i++) {

@@ -15,7 +15,7 @@ static const char *how; /* VERB:HOW */
 /* How long the process that misbehaves has for its hello. Long, unless the test is about it: a busy machine starts
  * processes slowly. */
 static unsigned hello_ms = CONTRACT_DEADLINE_MS;
-#define HANG_MS 500 /* how long a process that hangs is waited for, once it is up */
+#define HANG_MS 500 /* how long to wait for a process that hangs, once it is up */
 
 static void begin(struct contract *c)
 {
@@ -56,7 +56,7 @@ static void until_up(struct contract *c)
     }
 }
 
-/* Each verb once; what was written before can be read, whatever happened meanwhile. */
+/* Each verb once. Files written before can be read, whatever happened meanwhile. */
 static void serves(struct contract *c)
 {
     struct shared_listing l;
@@ -74,7 +74,7 @@ static void serves(struct contract *c)
     cr_assert_eq(contract_do(c, SHARED_REMOVE, 2, NULL, BYTES), 0);
 }
 
-/* The first operation of that verb, on a file that is there. A deadline that passes soon. */
+/* The first operation of that verb, on a file that is there, with a deadline that passes soon. */
 static int first(struct contract *c, enum shared_verb verb)
 {
     struct contract_op o = {.op = contract_of(verb, verb == SHARED_WRITE ? 3 : 1, NULL, BYTES)};
@@ -107,7 +107,7 @@ static void write_one(struct contract *c)
         cr_assert_lt(i, 10);
 }
 
-/* The file in the directory: path, or "". */
+/* The path of the only file in the directory, or "". */
 static void only_file(const struct contract *c, char path[512])
 {
     DIR *d = opendir(c->directory);
@@ -120,7 +120,7 @@ static void only_file(const struct contract *c, char path[512])
     closedir(d);
 }
 
-/* A file is there, of a process that behaved: the first case's, and for the others a copy. */
+/* A process that behaved has written a file: the first case's, and for the others a copy. */
 static void one_is_there(struct contract *c)
 {
     char *words = process.command + strlen(process.command) - strlen(how), path[512];
@@ -312,7 +312,8 @@ static pid_t holder(struct contract *c)
     return (pid_t)pid;
 }
 
-/* The event loop runs. The next process may wait until nobody holds what the last one wrote to. */
+/* The event loop goes on. The next process may have to wait until no process holds memory that the
+ * last one wrote to. */
 static void sends_what_lingers(struct contract *c)
 {
     one_is_there(c);

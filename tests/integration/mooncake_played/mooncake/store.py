@@ -1,9 +1,13 @@
 """Mooncake's client as the backend meets it, played over the directory that `metadata_server` names: a file for each object.
 
-It behaves as real clients of version 0.3.13: a put of an existing object succeeds and changes nothing, a put of no bytes stores nothing, and removing an object
-with a lease needs `force`. Files in the directory do harm to keys PREFIX/...: `away-PREFIX` is a master that
-can't be reached, `throws-PREFIX` makes calls throw, `full-PREFIX` a store without room, `half-PREFIX` one where another's put is never done, and `lease-PREFIX`, which goes by that,
-a lease that ends during a read.
+It behaves as real clients of version 0.3.13. A put of an existing object succeeds and changes
+nothing. A put of no bytes stores nothing. Removing an object with a lease needs `force`. Files in
+the directory do harm to keys PREFIX/...:
+- `away-PREFIX`: the master can't be reached
+- `throws-PREFIX`: calls throw
+- `full-PREFIX`: the store has no room
+- `half-PREFIX`: another client's put is never done
+- `lease-PREFIX`: a lease ends during a read; that removes this file
 """
 
 import ctypes
