@@ -362,7 +362,7 @@ while [ $# -gt 0 ]; do
     shift
     finish_build "$phase" || built=no
     # The next one is built next to this one's tests, of what they leave of the cores.
-    [ $# = 0 ] || start_build "$1" nice -n 10
+    [ $# = 0 ] || start_build "$1" nice -n 4
     # Tests of this phase use what is fetched.
     [[ $phase != @(plain|system) ]] || wait "$fetching"
     case $built:$phase in

@@ -107,7 +107,7 @@ class Daemon:
         self.store = os.path.join(self.directory, "nvme")
         earlier = os.path.exists(self.store)
         os.makedirs(self.store, exist_ok=True)
-        options = {"socket": self.socket, "socket_mode": "0666", "arena.size": "16MiB", "arena.slab": "1MiB",
+        options = {"socket": self.socket, "socket_mode": "0666", "arena.size": "16MiB", "arena.slab": "1MiB", "arena.prefault": "false",
                    "device.cuda": os.environ.get("UCM_TEST_CUDA", "off"), "shutdown.drain": "10s", "state": self.directory}
         if nvme:
             options.update({"nvme.paths": self.store, "nvme.size": "256MiB", "nvme.segment": "4MiB"})

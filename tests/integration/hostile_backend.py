@@ -59,6 +59,7 @@ def scribble(buffer, r):
     end = time.monotonic() + 10  # a forked one outlives its test
     while time.monotonic() < end:
         buffer[r["offset"]:r["offset"] + r["bytes"]] = os.urandom(r["bytes"])
+        time.sleep(0.001)
 
 
 def endless(r):
