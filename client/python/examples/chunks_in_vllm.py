@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Asks a vLLM server with the connector's setting `chunks` (docs/blend.md) a question about documents: each document's KV is computed once, and serves in
+"""Asks a vLLM server with the connector's setting `chunks` (docs/blend.md) a question about documents. Each document's KV is computed once, and serves in
 any order and with any other documents.
 
     chunks_in_vllm.py --url http://127.0.0.1:8000 --question "Who signed it?" contract.txt letter.txt notes.txt
 
 It stores each document, unless that is done already, then sends the prompt in pieces and prints the answer. Run it again with the files in another order: then
-nearly nothing of them is computed. This is an example, with the standard library only: no TLS, no chat template.
+the server computes nearly nothing of them. This is an example, with the standard library only: no TLS, no chat template.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Server:
         self.complete(chunk, 1, **blend.STORE_BODY)
 
     def answer(self, tokens: Sequence[int], spans: Sequence[blend.Span], policy: blend.Policy, block_tokens: int, n: int, **body: Any) -> dict[str, Any]:
-        """To the whole prompt; the pieces before it only leave their KV."""
+        """To the whole prompt; the pieces before the last only leave their KV."""
         found: dict[str, Any] = {}
         for piece in blend.pieces(tokens, spans, policy, block_tokens=block_tokens, salt=uuid.uuid4().hex):
             found = self.complete(piece.tokens, n if piece.last else 1, **piece.body, **(body if piece.last else {}))

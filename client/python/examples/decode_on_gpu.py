@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Decode steps of a sequence whose KV is not on the GPU: entries, the daemon's mapping, and a CUDA graph.
 
-The KV of one sequence is stored with the daemon, and its pages are given back but for the last blocks. A step then chooses by
-summaries, reads what it misses out of the daemon's memory, and attends to it; what the mapping does not have is gathered, and the step
-runs again. There is no model here: queries are made up, and one of them is about a block in the middle.
+The daemon stores the KV of one sequence, and the worker gives its pages back, except those of the last blocks. A step then chooses by
+summaries, reads misses out of the daemon's memory, and attends to them. If the mapping lacks a block, the worker gathers it and runs
+the step again. There is no model here: queries are made up, and one of them is about a block in the middle.
 
     python3 decode_on_gpu.py [--socket PATH]
 """
@@ -29,7 +29,7 @@ LAYER = 2 * TOKENS * HEADS * DIM * 2  # bytes of a layer of a block
 
 
 class Link:
-    """The connection. An engine would continue without the daemon and reconnect later; this one only reports the failure."""
+    """The connection. An engine would continue without the daemon and reconnect later. This one only reports the failure."""
 
     def __init__(self, client: Client, summary: sparse.Summary):
         self.client = client

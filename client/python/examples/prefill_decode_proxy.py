@@ -3,10 +3,10 @@
 
     prefill_decode_proxy.py --listen 127.0.0.1:8000 --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200
 
-It sends a completion first to a prefill instance for one token, which stores the prompt's KV in ucmd, and then to a
-decode instance, which loads it. The client gets the decode instance's answer, streamed on request. All other requests
-go to the decode instance. Repeat --prefill and --decode to name several instances, which take turns. If prefill fails,
-the decode instance computes the prompt.
+It sends a completion first to a prefill instance for one token. That instance stores the prompt's KV in ucmd. Then it
+sends the completion to a decode instance, which loads the KV. The client gets the decode instance's answer, streamed
+on request. All other requests go to the decode instance. Repeat --prefill and --decode to name several instances,
+which take turns. If prefill fails, the decode instance computes the prompt.
 
 This is an example, with the standard library only: no TLS, no authentication, one thread a connection.
 """

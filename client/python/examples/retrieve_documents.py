@@ -5,8 +5,8 @@ Each document's KV is stored once, in blocks of 16 tokens, and the daemon comput
 then asks for the best blocks of all 100 documents in one call, and only these are loaded. Run it again, or after a
 restart of the daemon: nothing is stored or computed again.
 
-In place of a model, a word's key is a random vector of its own, the same in each document, and a question's query is
-its words' vectors; a real worker has both in its attention layers.
+There is no model. A word's key is a random vector of its own, the same in each document, and a question's query is
+its words' vectors. A real worker has both in its attention layers.
 
     python3 retrieve_documents.py [--socket PATH] heron Oslo
 """

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A worker with a GPU: summaries are built there as blocks are stored, and a query chooses from them there.
+"""A worker with a GPU builds summaries there when it stores blocks, and chooses from them there.
 
-One sequence's KV lies in a torch tensor on the GPU, its summaries in another; both are regions of the daemon's. Summaries
-are built on the stream that computed the KV, and both are dumped. Later the summaries are loaded back, one launch chooses
-the blocks of a layer that a query wants, and only these are loaded.
+One sequence's KV lies in a torch tensor on the GPU, its summaries in another. Both are registered as regions. The worker
+builds summaries on the stream that computed the KV, and dumps both. Later it loads the summaries back. One launch then
+chooses the blocks of a layer that a query wants, and the worker loads only these.
 
     python3 select_on_gpu.py [--socket PATH]
 """

@@ -258,7 +258,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
 
 
 def candidates(variable: str, soname: str, directories: Iterable[str]) -> list[str]:
-    """The file that the environment variable names; else the ones in the directories, and the loader's."""
+    """The file that the environment variable names; else those in the directories, then the loader's."""
     named = os.environ.get(variable)
     if named:
         return [named]

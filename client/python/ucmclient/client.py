@@ -40,8 +40,8 @@ class WaitMode(enum.IntEnum):
 
     #: It waits.
     WAIT = 0
-    #: It answers at once, and says whether the shared tier is being asked: the same lookup later finds what that has. Until then there
-    #: is no lease.
+    #: It answers at once, and says whether the shared tier is being asked. The same lookup later finds what that tier has. Until then
+    #: there is no lease.
     LATER = 1
     #: It answers at once with what this host has, and asks nobody.
     HERE = 2
@@ -81,8 +81,8 @@ class Memory:
     offset: int = 0
     fd: int = -1
     ipc: bytes = b""
-    #: CUDA_IPC: prove(offset, nonce) writes 16 bytes over those from byte `offset` of the allocation on, and prove(offset, None) puts
-    #: these back (ucm_prove_cb of ucmclient.h). cuda_allocation has it.
+    #: CUDA_IPC: prove(offset, nonce) writes 16 bytes over those from byte `offset` of the allocation on. prove(offset, None) puts the
+    #: old bytes back (ucm_prove_cb of ucmclient.h). cuda_allocation sets it.
     prove: Optional[Callable[[int, Optional[bytes]], None]] = None
     #: An object to keep alive while the region is registered.
     owner: Any = None
@@ -128,9 +128,9 @@ class PrefixHits:
 
 @dataclass(frozen=True)
 class TableHits:
-    """What the daemon's lookup table says of keys: `blocks` are found, from the first key on without a gap (lookup_table_read) or
-    at all (lookup_table_read_each); of these, `in_dram` lie wholly in DRAM, and `on_shared` must be read from the shared tier.
-    complete: the table lacked no block that this host has. shared_tier: there is one, which may have more."""
+    """What the daemon's lookup table says of keys. `blocks` are found: with lookup_table_read from the first key on without a
+    gap, with lookup_table_read_each anywhere. Of these, `in_dram` lie wholly in DRAM, and `on_shared` must be read from the
+    shared tier. complete: the table lacked no block that this host has. shared_tier: there is one, which may have more."""
 
     blocks: int
     in_dram: int
@@ -140,7 +140,7 @@ class TableHits:
 
     @property
     def certain(self) -> bool:
-        """Whether lookup_prefix would miss, at this moment, what the table does not have."""
+        """Whether lookup_prefix, too, would miss what the table does not have now."""
         return self.complete and not self.shared_tier
 
 
@@ -178,14 +178,14 @@ class Client(_Handle):
         self._ended = handle
 
     def __del__(self) -> None:
-        # A thread that was about to call the library when another one called close() holds an object that keeps this one alive. So no
-        # thread can call with the handle any more.
+        # A thread that was about to call the library when another one called close() holds an object that keeps this one alive. So
+        # now no thread can call with the handle.
         if self._ended is not None:
             lib.ucm_close(self._ended)
 
     @property
     def _forked(self) -> bool:
-        """True in a forked child, which has neither the threads of copy agents nor their memory."""
+        """True in a forked child, which lacks the threads of copy agents and their memory."""
         return os.getpid() != self._process
 
     @property
@@ -264,11 +264,12 @@ class Namespace(_Handle):
         self._handle = out.value
 
     def encoded(self, encoding: str, **form: Any) -> "EncodedNamespace":
-        """The namespace of these blocks in a smaller form: EncodedNamespace says what `form` may hold."""
+        """The namespace of these blocks in a smaller form. EncodedNamespace says what `form` may hold."""
         return EncodedNamespace(self, encoding, **form)
 
     def mapping(self, part: int = 0, **options: Any) -> "SharedMapping":
-        """Memory in which this process reads referenced blocks by itself: ucmclient.sparse.SharedMapping."""
+        """A ucmclient.sparse.SharedMapping: memory in which this process reads referenced blocks by
+        itself."""
         from .sparse.mapping import SharedMapping
 
         return SharedMapping(self, part, **options)
@@ -341,8 +342,8 @@ class Namespace(_Handle):
         check(lib.ucm_lookup_table_open(self.handle, _timeout(timeout)))
 
     def lookup_table_read(self, keys: Keys) -> Optional[TableHits]:
-        """How many blocks from the first key on are cached without a gap, as far as the table says; None: there is none to rely
-        on. Asks nobody, and takes no lease."""
+        """How many blocks from the first key on are cached without a gap, as far as the table says. None: there is no table to
+        rely on. Asks nobody, and takes no lease."""
         return self._table_read(keys, None)[0]
 
     def lookup_table_read_each(self, keys: Keys) -> Optional[tuple[bytes, TableHits]]:
@@ -424,9 +425,9 @@ class Namespace(_Handle):
         rope: Optional[Rope] = None,
         timeout: Optional[float] = None,
     ) -> "Region":
-        """Registers paged KV memory of this worker. gpu: the UUID of its GPU, None for host memory. block_pool: its blocks are
-        entries for Region.gather, each for one layer of any block, and planes are those of one layer, of layer 0. rope: where K lies, for
-        loads that re-rotate it."""
+        """Registers paged KV memory of this worker. gpu: the UUID of its GPU, None for host memory. block_pool: each of its blocks is an
+        entry for Region.gather, for one layer of any block. Its planes describe one layer, as layer 0. rope: where K lies, for loads that
+        re-rotate it."""
         spec, out = region_spec(memory, planes, blocks, part, gpu, block_pool, rope), c_void_p()
         check(lib.ucm_region_register(self.handle, byref(spec), _timeout(timeout), byref(out)))
         return Region(self, out.value, memory)
@@ -434,12 +435,12 @@ class Namespace(_Handle):
 
 class EncodedNamespace(Namespace):
     """Blocks of a base namespace in a smaller form ("fp8", "int8", "q4", "lossless"), under the same keys. In its regions each
-    plane is a layer's whole K or V, as the worker has it. Region.dump stores the form, with raw=True the bytes as they are;
-    lookups, loads and prefetches find a block in either. Close the base after it.
+    plane is a layer's whole K or V, as the worker has it. Region.dump stores the encoded form, and with raw=True the bytes as
+    they are. Lookups, loads and prefetches find a block in either. Close the base after it.
 
     k, v: tokens, heads and elements of a row of a layer in a block; without v (MLA) a layer is one K/V tensor. heads_first: rows come
-    head after head. per_channel: int8's K has a scale for each channel, over `run` tokens: a layer's where k is several layers side by
-    side; 0: all of k. version: of the encoding; 0: the library's."""
+    head after head. per_channel: int8's K has a scale for each channel, over `run` tokens. That is a layer's tokens where k is several
+    layers side by side; 0: all of k. version: of the encoding; 0: the library's."""
 
     def __init__(
         self,

@@ -4,11 +4,11 @@
     with CopyAgent(client, gpu) as agent:
         region = agent.register(ns, [memory], planes, [base], blocks=1024)
 
-The first copy agent loads the optional libucmclient_cuda: the file that UCMCLIENT_CUDA_LIB names, else one next to this
-package, next to libucmclient, or on the loader's path.
+The first copy agent loads the optional libucmclient_cuda. It takes the file that UCMCLIENT_CUDA_LIB names, or else one
+next to this package, next to libucmclient, or on the loader's path.
 
-A copy agent pays for chunks below 512 KiB and takes 64 MiB of GPU memory. It unregisters its regions when it is closed,
-and a client closes its copy agents.
+A copy agent pays for fragments below 512 KiB and takes 64 MiB of GPU memory. It unregisters its regions when it is
+closed, and a client closes its copy agents.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _candidates() -> list[str]:
 
 @lru_cache(maxsize=None)
 def _library() -> ctypes.CDLL:
-    """It uses the libucmclient that this process has loaded."""
+    """libucmclient_cuda uses the libucmclient that this process has loaded."""
     try:
         return native.load(_candidates(), _PROTOTYPES)
     except OSError as error:
@@ -125,7 +125,7 @@ class CopyAgent(_Handle):
             if self.closed or self.client.closed or self.client._forked:
                 return
             for region in list(self._regions):
-                CopyAgentRegion.unregister(region, timeout)  # region.unregister may be this close
+                CopyAgentRegion.unregister(region, timeout)  # region.unregister may be this function
             _check(_library().ucm_cuda_close(self.handle, _timeout(timeout)))
             self._take()
             self.client._copy_agents.discard(self)

@@ -1,4 +1,4 @@
-"""The namespace of chunks: keys that don't know what stands before a chunk."""
+"""The namespace of chunks, whose keys do not depend on what precedes a chunk."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..region import Region, Rope, Task
 from .plan import BlendedError, Plan
 from .spans import Span, check_spans
 
-#: What the layout of a chunk namespace's identity ends with: keys of version 1, SHA-256 chained from a chunk's first token.
+#: The end of the layout in a chunk namespace's identity: keys of version 1, SHA-256 chained from a chunk's first token.
 LAYOUT = ";chunks/1"
 
 
 def chunk_identity(identity: Identity) -> Identity:
-    """The identity of the chunks of models whose prefixes have this one."""
+    """The identity of a model's chunks, from the identity of its prefixes."""
     if identity.key_bytes != 32:
         raise ValueError(f"keys of chunks have 32 bytes, the identity says {identity.key_bytes}")
     if identity.layout.endswith(LAYOUT):
@@ -29,14 +29,15 @@ def chunk_identity(identity: Identity) -> Identity:
 
 
 def chunk_keys(tokens: Sequence[int], block_tokens: int) -> list[bytes]:
-    """The keys of a chunk's whole blocks. What is left of its tokens has none."""
+    """The keys of a chunk's whole blocks. Tokens after the last whole block have none."""
     packed = sha256_chain(tokens, block_tokens)
     return [packed[i : i + 32] for i in range(0, len(packed), 32)]
 
 
 @dataclass(frozen=True)
 class Found:
-    """A request's chunks as a lookup found them. keys[i], there[i]: of the whole blocks of spans[i]. lease: on those that are there; 0: none."""
+    """A request's chunks as a lookup found them. keys[i] and there[i] are those of the whole blocks of spans[i]. lease: on the blocks that are
+    there; 0: none."""
 
     n_tokens: int
     block_tokens: int
@@ -53,7 +54,7 @@ class Found:
 
 
 class Chunks:
-    """The chunks of an Identity. Blocks get here by store() alone, which takes the Plan of the request that computed them; regions of it are
+    """The chunks of an Identity. Only store() puts blocks here, and it takes the Plan of the request that computed them. Regions of it are
     handles that can't dump. Threads may share it."""
 
     def __init__(self, client: Client, identity: Identity, timeout: Optional[float] = None):
@@ -83,8 +84,8 @@ class Chunks:
         wait: float = 0.0,
         timeout: Optional[float] = None,
     ) -> Found:
-        """Which blocks of a request's chunks are cached, in one call to the daemon. prefix: tokens from the first on that the caller has, exactly, by
-        itself. lease, wait: as for Namespace.lookup_per_key."""
+        """Which blocks of a request's chunks are cached, in one call to the daemon. prefix: for how many first tokens the caller already has exact
+        KV. lease, wait: as for Namespace.lookup_per_key."""
         B = self.identity.block_tokens
         check_spans(spans, len(tokens))
         if not 0 <= prefix <= len(tokens):
@@ -108,8 +109,8 @@ class Chunks:
         copy_agent: Optional[CopyAgent] = None,
         **options: Any,
     ) -> "ChunkPages":
-        """Registers pages, as Namespace.register does, or with a copy agent, as CopyAgent.register does. Without rope they can only be
-        stored from."""
+        """Registers pages, as Namespace.register does, or with a copy agent, as CopyAgent.register does. Without rope the pages can
+        only be stored from."""
         if copy_agent is not None:
             return ChunkPages(self, copy_agent.register(self._ns, memory, planes, blocks=blocks, rope=rope, **options), rope)
         return ChunkPages(self, self._ns.register(memory, planes, blocks=blocks, rope=rope, **options), rope)
@@ -131,16 +132,16 @@ class ChunkPages:
         self.close()
 
     def load(self, plan: Plan, blocks: Blocks, *, lease: int = 0, **options: Any) -> Task:
-        """Loads what the plan says, K re-rotated: blocks[i] of the pages takes plan.loads[i]. The plan has loads. A block whose result is not OK is
-        missing: its tokens are to be computed. lease: the lookup's. options: as for Region.load."""
+        """Loads what the plan says, with K re-rotated: blocks[i] of the pages takes plan.loads[i]. The plan must have loads. A block whose result
+        is not OK is missing: compute its tokens. lease: the lookup's. options: as for Region.load."""
         dynamic = self._rope is not None and self._rope.scaling == "dynamic"
         length = plan.n_tokens if dynamic else 0
         shifts = [(s.count, s.old, s.new, 0, length) for s in plan.segments]
         return self._region.load([load.key for load in plan.loads], blocks, lease=lease, shifts=shifts, **options)
 
     def store(self, plan: Plan, tokens: Sequence[int], chunk: int, blocks: Blocks, **options: Any) -> Task:
-        """Stores the whole blocks of a chunk that a request computed at the chunk's own start: the plan's chunk of that number, whose KV lies in
-        these blocks of the pages. tokens: the request's. Raises BlendedError of any other. options: as for Region.dump."""
+        """Stores the whole blocks of the plan's chunk of that number, whose KV lies in these blocks of the pages. The request must have computed
+        the chunk at the chunk's own start; otherwise this raises BlendedError. tokens: the request's. options: as for Region.dump."""
         plan.check_chunk(chunk)
         if self._rope is not None and self._rope.scaling == "dynamic" and plan.n_tokens > self._rope.trained:
             raise BlendedError(
@@ -154,7 +155,7 @@ class ChunkPages:
 
 
 def store_prefix(plan: Plan, region: Region, keys: Sequence[bytes], blocks: Blocks, *, first_block: int = 0, **options: Any) -> Task:
-    """Stores blocks of a request under prefix keys, from its block first_block on. Raises BlendedError where one of them is after a re-rotated
+    """Stores blocks of a request under prefix keys, from its block first_block on. Raises BlendedError if one of them follows a re-rotated
     block. options: as for Region.dump."""
     plan.check_prefix(first_block, len(keys))
     return region.dump(list(keys), blocks, **options)

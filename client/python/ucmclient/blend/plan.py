@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 
 class BlendedError(ValueError):
-    """KV that was computed alongside re-rotated blocks, or not at a chunk's own start, was to be stored."""
+    """The caller wanted to store KV that was computed alongside re-rotated blocks, or not at a chunk's own
+    start."""
 
 
 class Load(NamedTuple):
-    """A block of a chunk: its tokens lie at `position` of the request, and were computed at `old`. chunk, block: which of the chunk's
-    blocks, and of which chunk of the request."""
+    """A block of a chunk. Its tokens lie at `position` of the request, and were computed at `old`. chunk: which of the request's
+    chunks. block: which of the chunk's blocks."""
 
     key: bytes
     chunk: int
@@ -31,7 +32,7 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True)
 class Segment:
-    """Loads that follow one another, here and where they were computed: loads [first, first + count)."""
+    """Loads [first, first + count), which follow one another here and where they were computed."""
 
     first: int
     count: int
@@ -44,10 +45,10 @@ class Plan:
     """For one request. Tokens below `prefix` are there already, and exact.
 
     loads: blocks to load, in order. compute: positions to compute in all layers, in order; the last token of the request is one. Every other position
-    from `prefix` on is reused: it has K and V of a load, and with Hkvd and Asked some of them are computed as the policy then says. passed_over: chunks
-    that were not reused, because they begin at no multiple of the block's tokens.
+    from `prefix` on is reused: it has K and V of a load. With Hkvd and Asked, the policy later names some of them to compute. passed_over: chunks that
+    are not reused, because they begin at no multiple of the block's tokens.
 
-    exact: how many tokens from the first on have exactly the KV that a computation of the request gives. Only those may be stored."""
+    exact: how many first tokens have exactly the KV that a computation of the request gives. Only those may be stored."""
 
     n_tokens: int
     block_tokens: int
@@ -112,8 +113,8 @@ _NOT = bytes((1, 0)) + bytes(254)
 
 
 def plan(found: Found, policy: Policy, *, paged: bool = True) -> Plan:
-    """paged: the engine's pages hold block_tokens tokens each from token 0 on, so only chunks that begin at a multiple of that can be loaded in place;
-    False: it copies tokens from where they were loaded to."""
+    """paged: the engine's pages hold block_tokens tokens each, from token 0 on. So only chunks that begin at a multiple of that can be loaded in
+    place. False: the engine copies tokens from where they were loaded to."""
     B = found.block_tokens
     loads: list[Load] = []
     passed: list[int] = []
@@ -127,7 +128,7 @@ def plan(found: Found, policy: Policy, *, paged: bool = True) -> Plan:
     shifted = {load.chunk for load in loads if load.old != load.position}
     again = _first_positions(found.spans, shifted, _beginning(policy))
     again.add(found.n_tokens - 1)
-    # Marks of positions, not sets of them: a long request has a million, and its first token waits.
+    # Arrays of marks are faster than sets. A long request has a million positions, and its first token waits for this.
     computed, reuse = bytearray(found.n_tokens), bytearray(found.n_tokens)
     for p in again:
         computed[p] = 1

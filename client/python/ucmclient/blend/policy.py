@@ -15,7 +15,7 @@ class Nothing:
 
 @dataclass(frozen=True)
 class First:
-    """The first tokens of each chunk, which as the first of a sequence drew much attention that they don't draw inside one (EPIC, Hu
+    """The first tokens of each chunk. At the begin of a sequence they drew much attention that they don't draw inside one (EPIC, Hu
     et al., arXiv 2410.15332)."""
 
     tokens: int = 16
@@ -28,11 +28,11 @@ class First:
 @dataclass(frozen=True)
 class Hkvd:
     """Those whose K deviates most from what a computation after the request's own tokens gives, in chosen early layers (CacheBlend, Yao
-    et al., arXiv 2405.16444). All tokens pass the layers up to the first that chooses, and the chosen ones those after it.
+    et al., arXiv 2405.16444). All tokens pass the layers up to the first that chooses. Only the chosen ones pass those after it.
 
-    layers: those that choose. ratio: the share of the reused tokens that goes on, for all of them or for each layer; it must not grow. threshold:
-    instead of a share, those go on whose deviation is more than that times the mean. The deviation of a token is the sum over its KV heads and
-    channels of |K computed - K loaded|; layer 0's depends on no other token, so it tells nothing."""
+    layers: those that choose. ratio: the share of the reused tokens that goes on, one for all layers or one for each; it must not grow.
+    threshold: instead of a share, those go on whose deviation is more than that times the mean. The deviation of a token is the sum over its KV
+    heads and channels of |K computed - K loaded|. Layer 0's K depends on no other token, so it tells nothing."""
 
     ratio: Union[float, Mapping[int, float]] = 0.2
     layers: Sequence[int] = (1,)
@@ -58,7 +58,7 @@ class Hkvd:
         return list(self._ratios)
 
     def choose(self, layer: int, deviation: Sequence[float], reused: int) -> list[int]:
-        """The tokens that are computed further after that layer, as indices of `deviation`, in order. reused: how many tokens were reused at first. Ties
+        """The tokens whose computation goes on after that layer, as indices of `deviation`, in order. reused: how many tokens were reused at first. Ties
         go to the earlier token; NaN counts as more than any number."""
         values = _numbers(deviation)
         if self.threshold is not None:
@@ -70,12 +70,12 @@ class Hkvd:
 
 @dataclass(frozen=True)
 class Asked:
-    """Those that the tokens after the last chunk, the question, attend to most (as ProphetKV, Wang et al., arXiv 2602.02579, and FusionRAG, Wang et al.,
-    arXiv 2601.12904, choose by the query). What is not reused and the first tokens of each chunk are computed; then the share of the reused tokens that drew
-    the most attention meanwhile, over all layers and heads, and the question once more.
+    """Those that the tokens after the last chunk, the question, attend to most. ProphetKV (Wang et al., arXiv 2602.02579) and FusionRAG (Wang et al., arXiv
+    2601.12904) choose by the query, too. First all tokens that are not reused and the first tokens of each chunk are computed. Then the reused tokens that
+    drew the most attention meanwhile, over all layers and heads, are computed, and the question once more.
 
-    ratio: the share. first: how many of the first tokens of each chunk. depth: the share of layers, from the first on, in which the chosen ones are computed;
-    after these they keep the K and V that were loaded. queries: at most so many of the question's last tokens say what they attend to."""
+    ratio: the share. first: how many of the first tokens of each chunk. depth: the share of layers, from the first on, in which the chosen tokens are
+    computed. In later layers they keep the K and V that were loaded. queries: at most so many of the question's last tokens count."""
 
     ratio: float = 0.08
     first: int = 16
@@ -93,7 +93,7 @@ class Asked:
             raise ValueError(f"{self.queries} tokens of the question say what they attend to; 1 and more are allowed")
 
     def layers(self, of: int) -> int:
-        """In how many layers of a model of so many the chosen tokens are computed."""
+        """In how many of a model's layers the chosen tokens are computed."""
         return math.ceil(self.depth * of)
 
     def choose(self, attended: Sequence[float]) -> list[int]:

@@ -18,8 +18,8 @@ class Span:
 
 
 def split(tokens: Sequence[int], separator: Sequence[int], least: int = 1) -> list[Span]:
-    """The runs of at least `least` tokens before, between and after the separators, which belong to none. separator: the tokens
-    of one, such as those of a line that no document holds. Where separators overlap, the first counts."""
+    """The runs of at least `least` tokens before, between and after the separators, which belong to no run. separator: its
+    tokens, such as those of a line that no document contains. Where separators overlap, the first counts."""
     if not separator:
         raise ValueError("the separator has no tokens; name at least one")
     mark, n = list(separator), len(separator)

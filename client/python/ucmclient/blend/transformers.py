@@ -6,9 +6,9 @@
         logits, cache = runner.prefill(tokens, blend.split(tokens, separator), blend.First(16))
         more = runner.generate(tokens, logits, cache, 32)
 
-Models whose decoder is a list `model.model.layers` over one rotary embedding, with attention to all tokens (Llama, Mistral without a window,
-Qwen2, SmolLM2 ...), K rotated in halves, `sdpa` or `eager` attention; one sequence at a time. Refused otherwise, with a sentence. torch and
-transformers are imported here only.
+It serves models whose decoder is a list `model.model.layers` over one rotary embedding, such as Llama, Mistral without a window, Qwen2 and
+SmolLM2. They attend to all tokens, by `sdpa` or `eager` attention, and rotate K in halves. One sequence at a time. Others are refused, with
+a sentence. Only this module imports torch and transformers.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Attended:
 
     def __init__(self, n_tokens: int, first: int, device: torch.device):
         self.sums, self.first = torch.zeros(n_tokens, device=device), first
-        self.rows = 0  # of a pass's queries the last ones, which count
+        self.rows = 0  # how many last queries of a pass count
         self.layers = 0  # that were asked
 
     def add(self, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor, scaling: float) -> None:
@@ -98,8 +98,8 @@ AttentionInterface.register(_TELLING, _telling)
 
 
 class BlendLayer(DynamicLayer):
-    """A layer's K and V of a request of known length. While `at` is set, what the model computes goes to these positions; without it, to the end, as in
-    any cache. deviation: by how much K at these positions differed from what was there, where `compares` asked for it."""
+    """A layer's K and V of a request of known length. While `at` is set, what the model computes goes to these positions; otherwise to the end, as in
+    any cache. deviation: if `compares`, by how much K at these positions differed from what was there."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor):
         super().__init__()
@@ -245,9 +245,9 @@ class Runner:
     def prefill(
         self, tokens: Sequence[int], spans: Sequence[Span], policy: Policy, *, step: int = 0, prefixes: bool = True
     ) -> tuple[torch.Tensor, BlendCache]:
-        """A request's logits after its last token, and its cache. step: computes so many tokens' positions at a time; 0: all in one go. Where not all tokens
-        are computed, attention has a mask of a row for each that is, as long as the tokens up to the step's end. prefixes: begins with the longest cached
-        prefix, and stores the exact blocks that it computed."""
+        """A request's logits after its last token, and its cache. step: computes so many tokens' positions at a time; 0: all in one go. If not all tokens
+        are computed, attention has a mask. It has a row for each computed token, as long as the tokens up to the step's end. prefixes: begins with the
+        longest cached prefix, and stores the exact blocks that it computed."""
         cache = self._new_cache(len(tokens))
         packed = sha256_chain(tokens, self.B) if prefixes else b""
         names = [packed[i : i + 32] for i in range(0, len(packed), 32)]
@@ -289,7 +289,7 @@ class Runner:
         return whole
 
     def _load_chunks(self, found: Found, policy: Policy, cache: BlendCache) -> Plan:
-        """Blocks that could not be loaded are computed, and all of a request that dynamic scaling gives frequencies of its own."""
+        """Blocks that could not be loaded are computed. So is all of a request for which dynamic scaling has other frequencies."""
         if self._rope.scaling == "dynamic" and found.n_tokens > self._rope.trained:
             found = dataclasses.replace(found, there=tuple((False,) * len(of) for of in found.there))
         plan = make_plan(found, policy, paged=False)
@@ -328,8 +328,8 @@ class Runner:
         return logits
 
     def _asked(self, tokens: Sequence[int], plan: Plan, policy: Asked, cache: BlendCache, step: int) -> Optional[torch.Tensor]:
-        """Computes what the plan says, and asks the tokens after the last chunk that is reused; then the reused tokens that these attend to most, and
-        these again."""
+        """Computes what the plan says, and notes what the tokens after the last reused chunk attend to. Then it computes the reused tokens that drew
+        the most attention, and the tokens after the last chunk again."""
         behind = min(plan.spans[plan.loads[-1].chunk].end, len(tokens) - 1)
         question = _between(plan.compute, behind, len(tokens))
         attended = _Attended(len(tokens), question[-policy.queries :][0], self.device)
@@ -355,8 +355,8 @@ class Runner:
         attended: Optional[_Attended] = None,
         leaving: Optional[tuple[int, int]] = None,
     ) -> Optional[torch.Tensor]:
-        """The plan's positions in [begin, end), which become K and V in the cache. leaving: so many layers compute all of them, those after only positions
-        from there on. -> the logits of the request's last token, if it is one of them."""
+        """Computes the plan's positions in [begin, end) into the cache. leaving: so many layers compute all of them; later layers only positions from
+        there on. -> the logits of the request's last token, if it is one of them."""
         choosing = selecting(plan.policy) if plan.reused else []
         always = _between(plan.compute, begin, end)
         reused = _between(plan.reused, begin, end) if choosing else ()
@@ -405,7 +405,8 @@ class Runner:
         return fixed.nonzero()[:, 0]
 
     def _mask(self, at: torch.Tensor, end: int) -> Optional[torch.Tensor]:
-        """What a query at each of the positions may not see of the first `end` tokens. None where `sdpa` knows it: each of them has a query."""
+        """What a query at each of the positions may not see of the first `end` tokens. None if each of them has a query, since `sdpa` then
+        knows it."""
         if len(at) == end and self.model.config._attn_implementation == "sdpa":
             return None
         # CUDA's kernels copy a mask whose rows don't begin at multiples of 16 elements, in each layer.

@@ -1,11 +1,14 @@
 """Sparse decoding, the worker's side without an engine.
 
-A worker holds few of a long sequence's blocks: those that its tokens attend, layer by layer, in *entries* of equal size,
-and the last ones in the engine's own pages (the *window*). All others are in the daemon. Here are the decisions that need
-no attention kernel: what a token takes (choices.py), which requests run together (admission.py), which row of summaries a block
-has (rows.py), what comes from the daemon, with timeouts (supply.py), and a decoder whose entries are in the host's memory
-(decoder.py) or on a GPU (cuda.py). Which entry holds what is decided where attention runs: `Entries` says what is
-wanted of it. tests/engines/vllm/sparse_engine.py is an engine on top of it, and describes a step.
+A worker holds few of a long sequence's blocks. Those that its tokens attend, layer by layer, are in *entries* of equal size. The last ones are in
+the engine's own pages (the *window*). All others are in the daemon. Here are the decisions that need no attention kernel:
+- choices.py: what a token attends
+- admission.py: which requests run together
+- rows.py: which row of summaries a block has
+- supply.py: what comes from the daemon, with timeouts
+- decoder.py and cuda.py: decoders whose entries are in the host's memory or on a GPU
+The code that runs attention decides which entry holds what; `Entries` says what it must offer. tests/engines/vllm/sparse_engine.py is an engine on
+top of this package, and describes a step.
 """
 
 from .admission import Admission, Need

@@ -18,10 +18,10 @@ class Refused(ValueError):
 
 @dataclass(frozen=True)
 class Rounds:
-    """How a list stops while attention runs, for cuda.Steps: enum ucm_cuda_decode_rule. rule: psa, estimated or certified; eps: the share
-    to cover; every: rounds end after multiples of so many blocks; sink_blocks: blocks that come first. known: what the summary's scores say,
-    "estimates" or "bounds" of weights, or nothing (""). rounds: of a layer, at most; with one, all that was chosen is attended, and what
-    it covers is reported. least: blocks that are attended at least."""
+    """How a list stops while attention runs, for cuda.Steps: enum ucm_cuda_decode_rule. rule: psa, estimated or certified; eps: the share to cover;
+    every: rounds end after multiples of so many blocks; sink_blocks: blocks that come first. known: what the summary's scores say of weights:
+    "estimates", "bounds" or nothing (""). rounds: of a layer, at most; with one, all that was chosen is attended, and what it covers is reported.
+    least: at least so many blocks are attended."""
 
     rule: str
     eps: float
@@ -34,16 +34,16 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Choices:
-    """layers: a Choice for each. A token whose block is the t-th attends its *window*, the blocks from t - `window` to its
-    own, and of those before them, its *candidates*, what the layer's choice takes. The window is their recent_blocks, so
-    it must be the same in all, and 1 or more. It does not count in sparse_ratio and topk_tokens. A score of heads "sum" or "max" is of
-    the worker's own KV heads: then what is chosen depends on how many ranks share them."""
+    """layers: a Choice for each. A token whose block is the t-th attends its *window*, the blocks from t - `window` to its own. The blocks before
+    them are its *candidates*. Of these it attends what the layer's choice takes. The window is the choices' recent_blocks, so it must be the same in
+    all, and 1 or more. It does not count in sparse_ratio and topk_tokens. If the score's heads is "sum" or "max", only the worker's own KV heads
+    count. Then what is chosen depends on how many ranks share them."""
 
     layers: tuple[Choice, ...]
     score: Score = Score()
     #: Steps' worth of blocks that a request keeps in entries against others. Results do not depend on it.
     floor: float = field(default=1.0, repr=False, compare=False)
-    #: What attention itself decides; None: it attends to all that was chosen.
+    #: How lists stop while attention runs; None: attention covers all that was chosen.
     rounds: Optional[Rounds] = None
 
     def __post_init__(self) -> None:
@@ -59,12 +59,11 @@ class Choices:
     def from_policy(
         cls, policy: Union[Policy, str], shape: Shape, layers: int, model: Optional[str] = None, *, stops: bool = False
     ) -> Choices:
-        """The policy's choices for blocks of this shape; model: as for Policy.schedule. A token's choice may depend only on its
-        own queries and the blocks before it; otherwise its result would depend on earlier computations. So
-        these are refused: choices that serve later steps (retrieval_stride, lag), and queries of earlier steps (rows). stops: attention
-        is by cuda.Steps, so rules that stop while it runs (psa, estimated, certified) are allowed. With a `goal`, the budget is
-        the one that a request of that length begins with; with `stops` too, the steps report what they cover, and LayerChoices
-        can have budgets follow it."""
+        """The policy's choices for blocks of this shape; model: as for Policy.schedule. A token's choice may depend only on its own queries and the
+        blocks before it; otherwise its result would depend on earlier computations. So these are refused: choices that serve later steps
+        (retrieval_stride, lag), and queries of earlier steps (rows). stops: cuda.Steps runs attention, so rules that stop while it runs (psa,
+        estimated, certified) are allowed. With a `goal`, the budget is the one that a request of that length begins with. With `stops` too, the
+        steps report what they cover, and LayerChoices can have budgets follow it."""
         policy = Policy(policy) if isinstance(policy, str) else policy
         for key, least in (("retrieval_stride", 1), ("rows", 1), ("lag", 0)):
             if getattr(policy, key) > least:
@@ -100,7 +99,7 @@ class Choices:
         return tuple(layer for layer in range(len(self.layers)) if self.source(layer) == layer)
 
     def of_candidates(self, layer: int, candidates: int) -> Choice:
-        """What is chosen of so many, their first blocks included and the window not."""
+        """How many of so many candidates are chosen, with their first blocks and without the window."""
         return replace(self.layers[layer], recent_blocks=0)
 
     def least(self, layer: int, candidates: int) -> int:
@@ -116,7 +115,7 @@ class Choices:
         return self.room(layer, candidates, 1)
 
     def room(self, layer: int, candidates: int, block_tokens: int) -> int:
-        """The most blocks of a list, unless more than these have no summary or NaN in their keys."""
+        """The most blocks of a list, unless more blocks than that have no summary, or NaN in their keys."""
         choice = self.of_candidates(layer, candidates)
         most = candidates
         if isinstance(choice, TopK):
@@ -125,7 +124,7 @@ class Choices:
         return min(most, choice.limit or most)
 
     def entries(self, candidates: int, lists: int, block_tokens: int, layer_heads: int = 1) -> int:
-        """What a token needs at once, of all layers, if its lists have nothing in common. layer_heads: of a layer."""
+        """How many entries a token needs at once, for all layers, if its lists have nothing in common. layer_heads: of a layer."""
         of_layer_head = max(1, lists // layer_heads)
         rooms = (self.room(layer, candidates, block_tokens) for layer in range(len(self.layers)))
         return layer_heads * sum(min(candidates, of_layer_head * room) for room in rooms)
@@ -149,7 +148,7 @@ def _rounds(policy: Policy, shape: Shape) -> Optional[Rounds]:
     if policy.choice in ("psa", "estimated", "certified"):
         most = 6 if policy.choice == "psa" else Rounds.rounds  # PSA's double
         return Rounds(policy.choice, policy.eps, known, policy.microbatch, sinks, most, least)
-    if policy.goal > 0 and known == "estimates":  # as many as the budget says; what they cover is reported
+    if policy.goal > 0 and known == "estimates":  # the budget says how many; steps report what they cover
         return Rounds("estimated", 1.0, known, rounds=1)
     return None
 
@@ -160,7 +159,7 @@ def _budget(policy: Policy, tokens: int, blocks: int) -> Optional[Budget]:
 
 @dataclass(frozen=True)
 class _OfPolicy(Choices):
-    """The windows count in what a policy takes: the token's window, too, which is no candidate."""
+    """A policy's number includes the windows, so it includes the token's window, which is no candidate."""
 
     text: str = ""
     tokens: int = 0
@@ -208,8 +207,8 @@ class _OfPolicy(Choices):
 
 @dataclass(frozen=True)
 class Room:
-    """A worker's memory for sparse decoding. entries: of the pool; rows: of summaries. stream: places for whole layers of blocks
-    besides these, through which prefill reads blocks that have no pages any more."""
+    """A worker's memory for sparse decoding. entries: of the pool; rows: of summaries. stream: further places for whole layers of blocks, through
+    which prefill reads blocks that no longer have pages."""
 
     entries: int
     rows: int

@@ -13,8 +13,8 @@
     if steps.result().flags:  # these outputs don't count
         ...  # bring steps.unserved(), put() it, run the same step again
 
-A step launches kernels and waits for nothing, so one CUDA graph can hold all of it; tensors that it names must then stay. What is
-between steps waits for the stream. torch is not imported. Needs the optional libucmclient_cuda.
+A step launches kernels and waits for nothing, so one CUDA graph can hold all of it; tensors that it names must then stay. Calls between steps wait for the
+stream. torch is not imported. Needs the optional libucmclient_cuda.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _RULES, _KNOWN = ("", "psa", "estimated", "certified"), ("", "estimates", "bound
 
 
 class Flag(enum.IntFlag):
-    """enum ucm_cuda_decode_flag: UNSERVED and NO_ENTRY say that a block is not there, FULL that the step needs more entries than there
-    are. STRAY and NO_PAGE are mistakes of the caller."""
+    """enum ucm_cuda_decode_flag: UNSERVED and NO_ENTRY: a block is not there. FULL: the step needs more entries than there are. STRAY and NO_PAGE are mistakes
+    of the caller."""
 
     UNSERVED = 1
     FULL = 2
@@ -53,8 +53,9 @@ class Flag(enum.IntFlag):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of the step that ended last. flags 0: it is valid. unserved: layer heads of blocks that did not come. Since the
-    handle was opened: missed, layer heads that were in no entry; taken, entries that they took; floors_broken, those taken in spite of a floor. With rounds, over all lists and layers: attended, blocks; rounds, the most of one list; share, the least that one covers."""
+    """The result of the step that ended last. flags 0: it is valid. unserved: layer heads of blocks that did not come. These count since the handle was opened.
+    missed: layer heads that were in no entry. taken: entries that they took. floors_broken: those taken in spite of a floor. These are of all lists and layers,
+    with rounds. attended: blocks. rounds: the most of one list. share: the least that one covers."""
 
     step: int
     flags: Flag
@@ -68,9 +69,9 @@ class Result:
 
 
 class Ranked(NamedTuple):
-    """What Steps with rounds want of a layer's selection, which is the last one that was launched. n_blocks: as it was given.
-    least: int32 [sequences], blocks that each list attends before it may stop. report: int32 [sequences][lists][4], to be written: blocks,
-    rounds, and as float32 share and certificate; struct ucm_cuda_decode_report."""
+    """What Steps with rounds need of a layer's selection, which must be the last that was launched. n_blocks: as the selection got it. least: int32
+    [sequences], blocks that each list attends before it may stop. report: int32 [sequences][lists][4], to be written: blocks, rounds, and as float32 share and
+    certificate; struct ucm_cuda_decode_report."""
 
     select: Selector
     n_blocks: Any
@@ -79,7 +80,7 @@ class Ranked(NamedTuple):
 
 
 class Key(NamedTuple):
-    """A layer head of a block: one KV head of a layer of it, or if entries are of a layer, the layer, with head 0."""
+    """A layer head of a block: one KV head of one of its layers. If entries are of a layer, it is the layer, with head 0."""
 
     layer: int
     head: int
@@ -88,10 +89,10 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Pages:
-    """The engine's pages of a layer. kv: the first dimension counts pages, which page_shape describes. table: int32 [sequences][...],
-    the page of each block of a sequence. first: int32 [sequences], the local window's first block; length: int32 [sequences], tokens of the
-    sequence with the new one. of: int32 [numbers], the page that has the complete block of a number, or -1: what misses is copied from
-    there, which wants page_shape to be that of the daemon's blocks."""
+    """The engine's pages of a layer. kv: the first dimension counts pages, which page_shape describes. table: int32 [sequences][...], the page of each block of
+    a sequence. first: int32 [sequences], the local window's first block; length: int32 [sequences], tokens of the sequence with the new one. of: int32
+    [numbers], the page that has the complete block of a number, or -1. Misses are copied from these pages. For that page_shape must be the shape of the
+    daemon's blocks."""
 
     kv: Any
     table: Any
@@ -114,11 +115,12 @@ def _layout(shape: Shape, tokens: int, kv_heads: int, head_dim: int, dtype: int)
 class Steps(_OnGpu):
     """A pool of entries, their blocks, and the launches of steps over it.
 
-    pool: a contiguous tensor on the GPU, of bytes_of() so many entries. shape: of one layer of a block in the daemon, with
-    layer_bytes from one layer to the next; page_shape: of one of the engine's pages, the same if None. numbers: those of blocks are
-    below this. lists: None: one a KV head. room: of a list, the Selector's. window: blocks of a sequence in the engine's pages that a layer
-    attends, at most. A shape with rope_dim is a latent (MLA): 576 channels, of which 512 are V, up to 128 q_heads, and a scale. q_dtype: of queries and results, where K and V are fp8_e4m3; k_scale, v_scale: what these were divided by, 0: 1. whole: entries are of a layer, not of a KV head of it. encoding: of entries: "fp8", which halves them (docs/encodings.md), or none. misses: room for those of a layer, and for what a step did
-    not get; 0: for all. rounds: how lists stop while attention runs; None: all that was chosen is attended."""
+    pool: a contiguous tensor on the GPU; bytes_of() tells its size. shape: of one layer of a block in the daemon, with layer_bytes from one layer to the next.
+    page_shape: of one of the engine's pages; None: as shape. numbers: block numbers are below this. lists: None: one for each KV head. room: of a list, as the
+    Selector's. window: at most so many blocks of a sequence are attended in the engine's pages. A shape with rope_dim is a latent (MLA): 576 channels, of which
+    512 are V, up to 128 q_heads, and a scale. q_dtype: of queries and results, where K and V are fp8_e4m3. k_scale, v_scale: what K and V were divided by, 0:
+    1. whole: entries are of a layer, not of a KV head of it. encoding: of entries: "fp8", which halves them (docs/encodings.md), or none. misses: room for
+    those of a layer, and for what a step did not get; 0: for all. rounds: how lists stop while attention runs; None: all that was chosen is attended."""
 
     _close = "ucm_cuda_decode_close"
 
@@ -221,9 +223,9 @@ class Steps(_OnGpu):
         ranked: Optional[Ranked] = None,
         stream: Any = None,
     ) -> Any:
-        """Attends to what was chosen and to the local window. table: int32 [sequences][...], the numbers of each sequence's blocks.
-        requests: int32 [sequences]. q: [sequences][q_heads][head_dim]; out, which is returned, likewise, for MLA without the rope_dim last channels. lse: float32
-        [sequences][q_heads]. ranked: wanted with rounds, and then chosen has scores."""
+        """Attends to what was chosen and to the local window. table: int32 [sequences][...], the numbers of each sequence's blocks. requests: int32
+        [sequences]. q: [sequences][q_heads][head_dim]; out, which is returned, likewise, for MLA without the rope_dim last channels. lse: float32
+        [sequences][q_heads]. ranked: needed with rounds; chosen must then have scores."""
         self._inputs(chosen, table, requests, q)
         sequences = q.shape[0]
         out = q.new_empty((sequences, *self._out)) if out is None else out
@@ -259,15 +261,14 @@ class Steps(_OnGpu):
         native.check(native.library().ucm_cuda_decode_leave(self.handle, request, self._stream(stream)))
 
     def forget(self, numbers: Blocks, stream: Any = None) -> None:
-        """Other blocks get these numbers."""
+        """Other blocks get these numbers from now on."""
         borrowed, n = uint32s(numbers)
         native.check(native.library().ucm_cuda_decode_forget(self.handle, borrowed.address, n, self._stream(stream)))
 
     def places(
         self, numbers: Blocks, referenced: Optional[Referenced], mapping: Optional[SharedMapping] = None, stream: Any = None
     ) -> None:
-        """Where the daemon has these blocks: what SharedMapping.ref of a mapping with addresses=True told of as many blocks. None: in no
-        mapping."""
+        """Where the daemon has these blocks: their places, as SharedMapping.ref of a mapping with addresses=True returned them. None: in no mapping."""
         borrowed, n = uint32s(numbers)
         if referenced is not None and len(referenced) != n:
             raise ValueError(f"{len(referenced)} places for {n} numbers")
@@ -279,26 +280,26 @@ class Steps(_OnGpu):
         )
 
     def register_mapping(self, mapping: SharedMapping, most: int = 1) -> int:
-        """Registers at most so many of the mapping's slabs that the GPU does not know yet with the driver, which takes milliseconds each;
-        how many are left. Any thread may call it alongside steps; places() registers what is left."""
+        """Registers at most so many of the mapping's slabs that the GPU does not know yet with the driver, which takes milliseconds each. Returns how many are
+        left. Any thread may call it alongside steps; places() registers what is left."""
         left = c_uint32()
         native.check(native.library().ucm_cuda_decode_mapping_register(self.handle, mapping.handle, most, byref(left)))
         return left.value
 
     def update_mapping(self, stream: Any = None) -> int:
-        """Gives back what the daemon wants back, and everything of an earlier connection; how many places became none. Call it
-        between steps when the client's descriptor was readable, and at least every second."""
+        """Gives back what the daemon wants back, and everything of an earlier connection. Returns how many places became invalid. Call it between steps when
+        the client's descriptor was readable, and at least every second."""
         lost = c_uint32()
         native.check(native.library().ucm_cuda_decode_mapping_update(self.handle, byref(lost), self._stream(stream)))
         return lost.value
 
     def leave_mapping(self, stream: Any = None) -> None:
-        """All places become none: before SharedMapping.close()."""
+        """All places become invalid. Call it before SharedMapping.close()."""
         native.check(native.library().ucm_cuda_decode_mapping_leave(self.handle, self._stream(stream)))
 
     def unserved(self, stream: Any = None, *, first_layer: bool = False) -> list[Key]:
-        """What the last step did not get, each layer head once, by layers; or a part of it, if LIST_FULL. first_layer: only what the first
-        layer that lacked something did not get: the layers after it chose by queries that the next run will not have."""
+        """What the last step did not get, each layer head once, by layers; or a part of it, if LIST_FULL. first_layer: only what the first layer that lacked
+        something did not get. Later layers chose by queries that the next run will not have."""
         room, n, where = max(self.result().unserved, 1), c_uint32(), self._stream(stream)
         while True:
             out = (native.Key * room)()
@@ -312,8 +313,8 @@ class Steps(_OnGpu):
             room = n.value
 
     def put(self, items: Iterable[tuple[Key, int, int]], stream: Any = None) -> int:
-        """Copies layer heads into entries; how many are there now. items: layer head, request, and the address on the GPU of that layer of
-        the block, as the daemon has it."""
+        """Copies layer heads into entries. Returns how many are there now. items: layer head, request, and the GPU address of that layer of the block, as the
+        daemon has it."""
         packed = array.array("Q")  # struct ucm_cuda_decode_put, three words each
         for (layer, head, number), request, at in items:
             packed.extend((head << 32 | layer, request << 32 | number, at))

@@ -1,8 +1,7 @@
-"""A worker's half of sparse decoding: entries, rows of summaries, and the daemon behind them.
+"""A worker's half of sparse decoding: entries, rows of summaries, and what it asks of the daemon.
 
-What a token takes and is in no entry comes on one of two lanes. The *shared mapping* is read by the worker itself, in the middle of a
-layer, so that the step goes on with it. What the mapping doesn't have is gathered by the daemon when the step is over, and the step is
-repeated."""
+What a token takes and is in no entry comes in one of two ways. The worker itself reads the *shared mapping* in the middle of a layer, and the
+step goes on. What the mapping doesn't have, the daemon gathers when the step is over; then the step is repeated."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ _Key = tuple[int, int]
 
 
 class Entries(Protocol):
-    """Which entry holds which layer head of which row, as kernels/entries/entries.h defines it. A request is a small number. So a layer goes:
-    resolve, take, copies, publish."""
+    """Which entry holds which layer head of which row, as kernels/entries/entries.h defines it. A request is a small number. The order in a
+    layer is resolve, take, copies, publish."""
 
     def enter(self, request: int, floor: int) -> None: ...
 
@@ -35,19 +34,19 @@ class Entries(Protocol):
     def forget(self, row: int) -> None: ...
 
     def begin(self) -> None:
-        """A step, or another run of it."""
+        """Begins a step, or another run of it."""
 
     def resolve(self, layer_head: int, sequences: abc.Sequence[Chosen], apart: bool) -> None:
-        """apart: the l-th list of each sequence is of layer_head + l; else all are of this one."""
+        """apart: the l-th list of each sequence is of layer_head + l; else all are of layer_head."""
 
     def want(self, wanted: abc.Sequence[tuple[int, int, int]]) -> None:
-        """Between two runs: as if a list had chosen them; layer head, row and request of each."""
+        """Between two runs: as if a list had chosen these. Each has a layer head, a row and a request."""
 
     def take(self) -> list[tuple[int, int, Optional[int]]]:
-        """Layer head, row and entry of all misses; without an entry: all entries are this run's."""
+        """Layer head, row and entry of all misses. One without an entry found all entries in use by this run."""
 
     def publish(self, arrived: abc.Sequence[bool]) -> None:
-        """Whether the bytes of take()'s entries are there."""
+        """For each of take()'s entries, whether its bytes are there."""
 
     def entry(self, layer_head: int, row: int) -> Optional[int]:
         """None: it is in no entry."""
@@ -58,7 +57,7 @@ Chosen = tuple[int, abc.Sequence[int], abc.Sequence[abc.Sequence[int]]]
 
 
 class Decoder(Supply):
-    """For one rank of one engine. A step goes so:
+    """For one rank of one engine. A step:
 
         for sequence in step:  # once
             decoder.extend(sequence, keys, pages)
@@ -70,8 +69,8 @@ class Decoder(Supply):
             lost = decoder.serve()
             # throw away what the step computed, and repeat it from begin() on without the lost ones
 
-    A repeated step finds everything that it chose in its first layers, so it is repeated as often as it has layers at the most.
-    With `apart`, an entry holds one KV head of a layer of a block, else a layer of it."""
+    A repeated step finds everything that it chose in its first layers, so it is repeated at most as often as it has layers. With `apart`, an
+    entry holds one KV head of a layer of a block, else a layer of it."""
 
     def __init__(
         self,
@@ -89,7 +88,8 @@ class Decoder(Supply):
         gather_timeout: float = 2.0,
         timeout: float = 1.0,
     ):
-        """entries: empty, for as many layer heads, rows, entries and requests. mapping: read from the daemon's mapping, if it has one."""
+        """entries: empty, for the same numbers of layer heads, rows, entries and requests. mapping: read from the daemon's mapping, if it has
+        one."""
         self.entries = entries
         self._places: dict[int, Any] = {}
         super().__init__(source, summary, len(choices.layers), choices.choosing, room.rows, requests, part, gather_timeout, timeout)
@@ -102,11 +102,11 @@ class Decoder(Supply):
         self.landing = SharedMemory(room.stream * layer_bytes)
         self._summaries = SharedMemory(room.rows * len(self.summarised) * summary.bytes)
         self._pool_region: Optional[Region] = None
-        #: Layer heads of rows that this run chose and that are in no entry, with the sequences that chose them.
+        #: Layer heads of rows that this run chose and that are in no entry, each with the sequences that chose it.
         self.missing: dict[_Key, list[Sequence]] = {}
         #: Set by serve(): sequences for whose blocks there were too few entries.
         self.crowded: set[Sequence] = set()
-        #: What is after a layer that misses blocks gets no entries: its choices are worthless.
+        #: Layers after one that misses blocks get no entries, since their choices are worthless.
         self._careful = False
 
     # ---- what the supply asks ----
@@ -185,8 +185,8 @@ class Decoder(Supply):
     def resolve(
         self, layer: int, chosen: abc.Sequence[tuple[Sequence, abc.Sequence[abc.Sequence[int]]]]
     ) -> list[list[dict[int, int]]]:
-        """For each list of each sequence, the entries of its blocks that are in one, after reading available blocks from the mapping. The
-        others are `missing`. With `apart` there is a list for each KV head."""
+        """For each list of each sequence, the entries of its blocks, after reading available blocks from the mapping. Blocks without one are
+        `missing`. With `apart` there is a list for each KV head."""
         if self._careful and self.missing:
             return [[{} for _ in lists] for _, lists in chosen]
         first, apart = layer * self.layer_heads, self._heads is not None
@@ -242,8 +242,8 @@ class Decoder(Supply):
         self.bytes_of(entry)[:] = self._heads.of(head, data) if self._heads else data
 
     def serve(self) -> set[Sequence]:
-        """Gathers what is missing. Those whose blocks did not come: compute them again. They are closed by the caller. `crowded`
-        are others, for which a step has too few entries: repeat it without some sequence."""
+        """Gathers what is missing. Returns the sequences whose blocks did not come: close them and compute them again. `crowded` are others,
+        for which a step has too few entries. If there are any, repeat the step without some sequence."""
         missing = self.missing
         if len(missing) > AT_ONCE * self.room.stream:
             first = min(missing)[0] // self.layer_heads
@@ -279,8 +279,7 @@ class Decoder(Supply):
         return failed
 
     def stream(self, sequence: Sequence, layer: int, blocks: abc.Sequence[int]) -> Iterator[dict[int, Any]]:
-        """For a dense reader: this layer of some of these blocks at a time, as bytes that are valid until the next ones are asked
-        for."""
+        """For a dense reader: this layer of some of these blocks at a time, as bytes. They are valid until the reader asks for the next."""
         for at in range(0, len(blocks), self.room.stream):
             some = blocks[at : at + self.room.stream]
             found: dict[int, Any] = {block: self._mapping_bytes(layer, sequence.rows[block]) for block in some}

@@ -18,13 +18,13 @@ from ..sparse.mapping import Referenced, SharedMapping
 from .cuda import Flag, Key, Result, Steps
 from .supply import AT_ONCE, URGENT, Item, Sequence, Source, Supply
 
-#: Registers a tensor's memory with the daemon: of which namespace, its planes from the tensor's first byte on, blocks, whether it is a
-#: pool for gathers, the part, and a timeout.
+#: Registers a tensor's memory with the daemon. Arguments: the namespace, planes counted from the tensor's first byte, blocks, whether it is a pool
+#: for gathers, the part, and a timeout.
 Register = Callable[[Namespace, Any, abc.Sequence[Plane], int, bool, int, float], Region]
 
 
 class GpuDecoder(Supply):
-    """For one rank of one engine. A step goes so, with the stream at rest outside of run():
+    """For one rank of one engine. A step, with the stream at rest outside of run():
 
         for i, sequence in enumerate(step):  # once
             decoder.extend(sequence, keys, pages)
@@ -56,14 +56,14 @@ class GpuDecoder(Supply):
         gather_timeout: float = 2.0,
         timeout: float = 1.0,
     ):
-        """steps: nobody has entered it. landing: layers of blocks that are gathered at once. summarised: layers that choose
-        (Choices.choosing), the others need no summaries; None: all. build(pages, rows): summaries of blocks that extend() finds in the engine's
-        pages, by cuda.Builder, into self.summaries of these layers. register: by default the daemon maps the memory, and
-        no copy agent helps. mapping: read from the daemon's mapping, if it has one. beside: extend() waits for no blocks to come
-        there; the caller has keep_beside() called while steps run."""
+        """steps: no request has entered it. landing: layers of blocks that are gathered at once. summarised: layers that choose (Choices.choosing),
+        since others need no summaries; None: all. build(pages, rows): by cuda.Builder, makes summaries of blocks that extend() finds in the
+        engine's pages, into self.summaries of these layers. register: by default the daemon maps the memory, and no copy agent helps. mapping: read
+        from the daemon's mapping, if it has one. beside: extend() does not wait for blocks to come there; the caller has keep_beside() called while
+        steps run."""
         import torch
 
-        #: Rows that stand for other blocks now, and whose entries don't know it yet.
+        #: Rows that now stand for other blocks, which the entries don't know yet.
         self._forgotten: list[int] = []
         #: Held while another thread takes references, and while the mapping is closed.
         self._referencing = threading.Lock()
@@ -160,8 +160,8 @@ class GpuDecoder(Supply):
         table[first : first + len(rows)].copy_(rows)
 
     def ref_beside(self, registered: BlockSequence, first: int, n: int, wait: float) -> Optional[Referenced]:
-        """For another thread than the steps': has these blocks brought into the mapping, so long, and its memory made known to the driver. It
-        may keep the steps' thread from the mapping so long. None: there is none, or no daemon."""
+        """For another thread than that of the steps. Has these blocks brought into the mapping, for so long, and its memory registered with the
+        driver. For that time it may keep the steps' thread from the mapping. None: there is no mapping, or no daemon."""
         with self._referencing:
             if self._mapping is None:
                 return None
@@ -171,20 +171,20 @@ class GpuDecoder(Supply):
         return referenced
 
     def _register_beside(self) -> bool:
-        """The driver pins a slab's memory for milliseconds, and all of a long prompt's for more than a second: in one step, all requests
-        would wait for it."""
+        """The driver takes milliseconds to pin a slab's memory, and more than a second for all of a long prompt's. In one step, all requests would
+        wait for it."""
         with self._referencing:
             return self._mapping is not None and bool(self.source.ask(self.steps.register_mapping, self._mapping))
 
     @property
     def mapped(self) -> bool:
-        """Whether it reads from a mapping now, so that a block is there when it is referenced."""
+        """Whether it reads from a mapping now, which has the blocks that are referenced."""
         return self._mapping is not None
 
     def update(self, keep: bool = True) -> None:
-        """Between steps: gives the daemon what it wants back of the mapping, and takes what keep_beside() has found there. keep: has referenced
-        again what left it, and has kept what is new, which the daemon may have to copy first: the caller waits. Without, keep_beside()
-        does that while a step runs."""
+        """Between steps: gives the daemon what it wants back of the mapping, and takes what keep_beside() has found there. keep: also references
+        again what left the mapping, and has the daemon keep what is new. The daemon may have to copy first, and the caller waits. Otherwise
+        keep_beside() does that while a step runs."""
         mapping = self._mapping
         if mapping is not None and (mapping.client is None or mapping.client.closed):
             with self._referencing:
@@ -204,7 +204,7 @@ class GpuDecoder(Supply):
             self._ref_again()
 
     def _give_back(self) -> None:
-        """Gives memory back while no calls are made: the daemon would end the connection of a client that keeps it."""
+        """Gives memory back while no other calls are made, since the daemon would end the connection of a client that keeps it."""
         with contextlib.suppress(UcmError):
             if self._mapping is not None and self.steps.update_mapping():
                 self._ref_later()
@@ -228,8 +228,8 @@ class GpuDecoder(Supply):
         self.counts.mapped += max(0, missed - result.unserved)
 
     def serve(self) -> set[Sequence]:
-        """Gathers what the step did not get, for another run. Those whose blocks did not come: compute them again; they are closed by
-        the caller. If two runs after each other found too few entries, all sequences are `crowded`: run without some of them."""
+        """Gathers what the step did not get, for another run. Returns the sequences whose blocks did not come: close them and compute them again.
+        If two runs after each other found too few entries, all sequences are `crowded`: run without some of them."""
         full = bool(self.steps.result().flags & Flag.FULL)
         self.crowded, self._full = (set(self.sequences.values()) if full and self._full else set()), full
         self.counts.full += full
@@ -276,7 +276,7 @@ class GpuDecoder(Supply):
             self._missed += len(known)  # put() counts them again
 
     def end(self) -> None:
-        """Nothing is decoded here any more. The stream is at rest; steps is the caller's to close."""
+        """Ends decoding here. The stream must be at rest; the caller closes steps."""
         self.steps.leave_mapping()
         super().end()
 

@@ -1,5 +1,5 @@
-"""What each layer of a step chooses, where launches read it: one Selector for layers and requests that choose different numbers of
-blocks, and budgets that follow what steps cover."""
+"""What each layer of a step chooses, in memory that launches read. One Selector serves layers and requests that choose different numbers of
+blocks. Budgets can follow what steps cover."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .cuda import Ranked
 
 
 class LayerChoices:
-    """Of `sequences` sequences of up to max_blocks candidates. Between steps set() says how many each has; in a step
+    """For `sequences` sequences of up to max_blocks candidates. Between steps set() says how many each has. In a step
 
         chosen = choices(layer, summaries[layer], table, candidates, q)
         steps.layer(layer, chosen, table, requests, q, pages, ranked=choices.ranked(layer, candidates))
 
-    where `steps` is a cuda.Steps with this one's `room` and the choices' `rounds`. torch makes the tensors. follow: budgets of a policy
-    with a goal follow what steps covered; then what a token attends depends on the steps before it, too."""
+    where `steps` is a cuda.Steps with this one's `room` and the choices' `rounds`. torch makes the tensors. follow: budgets of a policy with
+    a goal follow what steps covered. Then what a token attends also depends on the steps before it."""
 
     def __init__(
         self, choices: Choices, summary: Summary, gpu: Any, q_heads: int, *, max_blocks: int, sequences: int = 1, follow: bool = False
@@ -70,7 +70,7 @@ class LayerChoices:
     # ---- between steps ----
 
     def set(self, sequence: int, candidates: int) -> None:
-        """The sequence has so many candidates from now on; 0: nobody is there, and the next one begins with a budget of its own."""
+        """The sequence has so many candidates from now on. 0: no request is there, and the next one begins with a budget of its own."""
         if candidates == self._candidates[sequence]:
             return
         layers, known = range(len(self.choices.layers)), self._budgets[sequence]
@@ -96,7 +96,7 @@ class LayerChoices:
         return self.reports[..., 2].contiguous().view(self._float32).amin(-1)
 
     def follow(self, sequences: Iterable[int]) -> None:
-        """The step that ran last counts: budgets of these sequences move on by what it covered. Waits for the GPU."""
+        """The step that ran last counts, so budgets of these sequences move on by what it covered. Waits for the GPU."""
         shares = self.shares().tolist()
         for sequence in sequences:
             budgets = self._budgets[sequence]
@@ -112,7 +112,7 @@ class LayerChoices:
     # ---- a step ----
 
     def __call__(self, layer: int, summaries: Any, table: Any, candidates: Any, q: Any, stream: Any = None) -> Chosen:
-        """As a Selector's call, of all sequences; of a layer that shares another one's choice, that one's."""
+        """As a Selector's call, for all sequences. A layer that shares another one's choice gets that choice."""
         source = self.choices.source(layer)
         if source == layer:
             self.select(summaries, table, candidates, q, out=self._chosen[layer], most=self.most[layer], stream=stream)

@@ -8,8 +8,8 @@ from typing import Optional
 
 
 class Rows:
-    """A row for each block that a sequence may choose. Sequences with a common prefix have the same rows. One that nobody
-    uses keeps its summary until it is taken for another block, the longest unused first."""
+    """A row for each block that a sequence may choose. Sequences with a common prefix have the same rows. A row that
+    nobody uses keeps its summary until another block takes the row, the longest unused first."""
 
     def __init__(self, n: int, forget: Callable[[int], None]):
         """forget(row): it will stand for another block."""
@@ -50,7 +50,7 @@ class Rows:
         return key
 
     def filled(self, row: int) -> bool:
-        """Its summaries, of all layers, are there."""
+        """The row's summaries are there, of all layers."""
         return row in self._filled
 
     def fill(self, row: int) -> None:

@@ -1,5 +1,5 @@
-"""What a worker that decodes sparsely has from the daemon, wherever its entries are: sequences as the daemon registered them, with their references, rows with
-their summaries, and layers of blocks that are gathered, with timeouts."""
+"""What a worker that decodes sparsely gets from the daemon, wherever its entries are. That is sequences with their references, rows of summaries, and layers of
+blocks, which it gathers with timeouts."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _GRACE = 0.5
 #: A later try may find the block.
 _PASSING = frozenset((BlockResult.NO_ROOM, BlockResult.IN_PROGRESS, BlockResult.CANCELLED))
 URGENT = 7
-#: If a step lacks more entries than this many gathers bring, it is served layer by layer, because its later layers would choose differently.
-#: If it lacks fewer, most of what layers attend is there, and their choices hardly change.
+#: If a step lacks more than this many gathers bring, it is served layer by layer, because its later layers would choose differently. If it lacks less, most of
+#: what layers attend is there, and their choices hardly change.
 AT_ONCE = 16
 #: Items of one gather, and keys of one load (proto/limits.h).
 _MAX_ITEMS = 16384
-#: So long keep() waits before it references again what has left the mapping.
+#: How long keep() waits before it references again what has left the mapping.
 _REF_AGAIN = 0.25
-#: So long a reference waits at first, to see whether blocks have to be read from below DRAM.
+#: How long a reference waits at first, to see whether blocks have to be read from below DRAM.
 _LOOK = 0.25
-#: Such blocks come alongside the steps, which gather what they need meanwhile. A reference asks for so many, its step waits so long for it, and none
-#: begins sooner after the one before.
+#: Such blocks come alongside the steps, which gather what they need meanwhile. How many a reference asks for, how long its step waits for it, and how long
+#: after one the next begins at the earliest.
 _BESIDE, _BESIDE_WAIT, _BESIDE_PAUSE = 256, 0.01, 0.05
-#: Keys that keep_beside() asks for in one go; and the shortest wait of a reference, which the daemon counts in ms.
+#: How many keys keep_beside() asks for in one call; and the shortest wait of a reference, which the daemon counts in ms.
 _APPENDED, GLANCE = 2048, 0.001
 _ALL = 1 << 20
 #: A layer or layer head, a row, and an entry.
@@ -43,9 +43,8 @@ Item = tuple[int, int, int]
 
 
 class Source(Protocol):
-    """The connection, as ucmclient.engine.vllm.link.Link has it. While the daemon is away, the namespaces are None; after it they may be
-    other objects. away: there is none, so nothing that it is asked for will come soon. ask() returns the call's result, or None if it
-    failed."""
+    """The connection, as ucmclient.engine.vllm.link.Link has it. While the daemon is away, the namespaces are None; afterwards they may be other objects. away:
+    no daemon is there, so nothing that it is asked for will come soon. ask() returns the call's result, or None if it failed."""
 
     @property
     def ns(self) -> Optional[Namespace]: ...
@@ -67,10 +66,9 @@ class Lost(Exception):
 
 @dataclass
 class Counts:
-    """hits, misses: of entries. mapped: of the misses, those that were read from the mapping. evicted: reads of the mapping that found
-    the block not there any more. gathered: entries that the daemon filled. streamed: layers of blocks that prefill
-    read, on either lane. computed, loaded: summaries of blocks, by this worker or from the daemon. failed: what the daemon was asked for and did not
-    come. full: found no entry."""
+    """hits, misses: of entries. mapped: misses that were read from the mapping. evicted: reads of the mapping that found the block gone. gathered: entries that
+    the daemon filled. streamed: layers of blocks that prefill read, in either way. computed, loaded: summaries of blocks, by this worker or from the daemon.
+    failed: what the daemon was asked for and did not bring. full: misses that found no entry."""
 
     hits: int = 0
     misses: int = 0
@@ -86,9 +84,10 @@ class Counts:
 
 @dataclass(eq=False)
 class Sequence:
-    """The state of one request. number: for Entries. keys, rows: of its candidates from the first block on. kept: how many of its first
-    blocks are in the daemon, and stay there; asked: how many the daemon was asked for. referenced: how many it was asked to have in the mapping. coming: what keep_beside() was told of the blocks after these, and update() has not seen yet; it asks nothing
-    before `again`, `pause` after an answer that brought nothing. taken: entries that the last run of a step used for it."""
+    """The state of one request. number: for Entries. keys, rows: of its candidates from the first block on. kept: how many of its first blocks are in the
+    daemon, and stay there; asked: how many the daemon was asked for. referenced: how many it was asked to have in the mapping. coming: what keep_beside() was
+    told of the blocks after these, and update() has not seen yet. It asks nothing before `again`. That is `pause` after an answer that brought nothing. taken:
+    entries that the last run of a step used for it."""
 
     name: str
     number: int
@@ -105,7 +104,7 @@ class Sequence:
     taken: int = 0
 
     def forsake(self) -> None:
-        """The daemon keeps nothing for it any more."""
+        """From now on the daemon keeps nothing for it."""
         registered, self.registered, self.kept, self.asked, self.referenced, self.below = self.registered, None, 0, 0, 0, False
         self.coming, self.again, self.pause = None, 0.0, 0.0
         if registered is not None:
@@ -124,8 +123,8 @@ def _runs(layers: abc.Sequence[int]) -> list[tuple[int, int]]:
 
 
 class Supply:
-    """Base of the classes that own the memory: `_registered` says where the daemon finds it, `_compute` makes summaries of blocks that have
-    pages, `_placed` takes places in the mapping, `_enter`, `_leave` and `_forget` go to the entries."""
+    """Base of the classes that own the memory. In them `_registered` says where the daemon finds it, `_compute` makes summaries of blocks that have pages, and
+    `_placed` takes places in the mapping. `_enter`, `_leave` and `_forget` go to the entries."""
 
     def __init__(
         self, source: Source, summary: Summary, layers: int, summarised: abc.Iterable[int], rows: int, requests: int, part: int,
@@ -158,7 +157,7 @@ class Supply:
         return [self._landing_region, self._summary_region]
 
     def _compute(self, wanted: abc.Sequence[tuple[int, Any]]) -> None:
-        """Summaries of blocks into rows: the row, and what extend() got for the block."""
+        """Computes summaries of blocks into rows. Each item: the row, and what extend() got for the block."""
         raise NotImplementedError
 
     def _placed(self, rows: abc.Sequence[int], referenced: Referenced, mapping: SharedMapping) -> None:
@@ -206,7 +205,7 @@ class Supply:
         landed: Callable[[Any], None],
         until: float = 0.0,
     ) -> list[Any]:
-        """Until all have come, or the timeout, or the daemon is away: what did not. begin(what, seconds) starts the transfer of all,
+        """Waits until all have come, or the timeout is over, or the daemon is away. Returns what did not come. begin(what, seconds) starts the transfer of all;
         landed(one) runs for each that has come."""
         until, failed = until or time.monotonic() + self.gather_timeout, []
         while what:
@@ -236,7 +235,7 @@ class Supply:
         try:
             return task.wait(left + PAUSE).blocks
         except UcmError as error:
-            if error.status == Status.DEADLINE:  # nothing may write to these entries any more
+            if error.status == Status.DEADLINE:  # nothing may still write to these entries
                 self._cut()
             time.sleep(_GRACE)
             return None
@@ -267,8 +266,8 @@ class Supply:
         sequence.forsake()
 
     def adopt(self, sequence: Sequence, registered: BlockSequence, connection_epoch: int) -> None:
-        """The sequence is new, and `registered` has its first blocks; it is the sequence's from now on. connection_epoch: the client's when that was
-        made. One of an older connection is closed."""
+        """The sequence is new, and `registered` has its first blocks; the sequence owns it from now on. connection_epoch: the client's when `registered` was
+        made. If that was an older connection, it is closed."""
         ns = self._ns if self._connected() else None
         if ns is None or registered.client is not ns.client or connection_epoch != self._connection_epoch:
             registered.close()
@@ -304,8 +303,8 @@ class Supply:
             self._load_summaries(sequence, load)
 
     def bind(self, sequence: Sequence, keys: abc.Sequence[bytes]) -> None:
-        """Makes candidates of blocks that the step under way fills: the caller makes their summaries, layer by layer, and says
-        rows.fill() when they have all."""
+        """Makes candidates of blocks that the step under way fills. The caller makes their summaries, layer by layer, and calls rows.fill() when they have
+        all."""
         for key in keys:
             row = self.rows.bind(key)
             if row is None:
@@ -327,7 +326,7 @@ class Supply:
             raise Lost(f"summaries of {failed} blocks did not come")
 
     def _load_some(self, wanted: abc.Sequence[tuple[bytes, int]]) -> int:
-        """A run of layers after the other; how many did not come."""
+        """Loads one run of layers after the other. Returns how many did not come."""
         coming, until = dict.fromkeys(wanted), time.monotonic() + self.gather_timeout
         for first, layers in _runs(self.summarised):
 
@@ -347,8 +346,8 @@ class Supply:
         return len(wanted) - len(coming)
 
     def keep(self, sequence: Sequence, keys: abc.Sequence[bytes], build: bool = False) -> int:
-        """Has the daemon keep the sequence's first blocks, which these keys name, as far as it has them: the pages of so
-        many may be given back. build: it computes their summaries where it has none."""
+        """Has the daemon keep the sequence's first blocks, which these keys name, as far as it has them. Returns how many: their pages may be given back.
+        build: the daemon computes their summaries where it has none."""
         if not self._connected():
             return sequence.kept
         if sequence.kept < len(keys):
@@ -358,7 +357,7 @@ class Supply:
         return sequence.kept
 
     def _keep_all(self) -> None:
-        """Asks for each sequence what the daemon was not asked yet, or may answer differently now; in most steps that is nothing."""
+        """For each sequence, asks what the daemon was not asked yet, or may answer differently now. In most steps that is nothing."""
         self._ref_again()
         for sequence in self.sequences.values():
             if self._unreferenced(sequence) or sequence.asked < len(sequence.keys):
@@ -368,8 +367,8 @@ class Supply:
         return self._mapping is not None and sequence.referenced < min(sequence.kept, len(sequence.rows))
 
     def keep_beside(self, seconds: float) -> bool:
-        """What keep() asks for, of all sequences, while a step runs: about so long, and nothing that a step reads changes before the
-        next _come(). Whether it asked for anything."""
+        """Asks what keep() asks, for all sequences, while a step runs. It takes about so long, and nothing that a step reads changes before the next _come().
+        Returns whether it asked for anything."""
         until, ns, asked = time.monotonic() + seconds, self.source.ns, False
         if ns is None or ns is not self._ns or ns.client.connection_epoch != self._connection_epoch:
             return False
@@ -384,7 +383,7 @@ class Supply:
         return asked
 
     def _ask_beside(self, sequence: Sequence, until: float) -> None:
-        """Behind an answer that brought nothing is a pause, which doubles: blocks are not stored yet, or the mapping is full."""
+        """After an answer that brought nothing it pauses, each time twice as long. Blocks are not stored yet, or the mapping is full."""
         mapping, kept = self._mapping, sequence.kept
         if kept < len(sequence.keys):
             self._append(sequence, sequence.keys[: kept + _APPENDED], False)
@@ -412,7 +411,7 @@ class Supply:
         sequence.referenced = first + (len(referenced) if all_of_it else self._placeless(referenced))
 
     def _take(self, sequence: Sequence) -> None:
-        """What of it lies in the mapping already. The rest comes alongside steps."""
+        """Takes what of it lies in the mapping already. The rest comes alongside steps."""
         mapping = self._mapping
         referenced = self._ask_mapping(sequence, min(sequence.kept, len(sequence.rows)), URGENT, GLANCE)
         if mapping is not None and referenced is not None:
@@ -439,8 +438,8 @@ class Supply:
                     sequence.referenced, sequence.coming = 0, None
 
     def _ref(self, sequence: Sequence) -> None:
-        """Asks the daemon to bring what it keeps into the mapping. For a block that is referenced already it answers the place again. What is
-        copied within DRAM is waited for; what has to be read comes in parts, alongside the steps."""
+        """Asks the daemon to bring what it keeps into the mapping. For a block that is referenced already it answers the place again. This waits for copies
+        within DRAM; what has to be read comes in parts, alongside the steps."""
         left, until = self.gather_timeout, time.monotonic() + self.gather_timeout
         while left > 0 and not sequence.below and self._ref_some(sequence, _ALL, URGENT, min(_LOOK, left)):
             left = until - time.monotonic()
@@ -449,7 +448,7 @@ class Supply:
             self._beside_at = time.monotonic() + _BESIDE_PAUSE
 
     def _ref_some(self, sequence: Sequence, most: int, priority: int, wait: float) -> bool:
-        """So many of those that are not referenced. False: asking for more at once would be in vain."""
+        """References so many of those that are not referenced. False: asking for more at once would be in vain."""
         mapping, first, kept = self._mapping, sequence.referenced, min(sequence.kept, len(sequence.rows))
         end = min(kept, first + most)
         referenced = self._ask_mapping(sequence, end, priority, wait)
@@ -463,7 +462,7 @@ class Supply:
         return late
 
     def _ask_mapping(self, sequence: Sequence, end: int, priority: int, wait: float) -> Optional[Referenced]:
-        """For its blocks up to `end` that are not referenced: where those are that have come in so many seconds."""
+        """References its blocks up to `end` that are not referenced. Returns the places of those that came in so many seconds."""
         first = sequence.referenced
         if self._mapping is None or sequence.registered is None or first >= end:
             return None
@@ -478,11 +477,11 @@ class Supply:
         return next(i for i, place in enumerate(referenced) if place is None)
 
     def _ref_later(self) -> None:
-        """Behind a pause, the next keep() references again what has left the mapping."""
+        """After a pause, the next keep() references again what has left the mapping."""
         self._ref_again_at = self._ref_again_at or time.monotonic() + _REF_AGAIN
 
     def _gather(self, items: abc.Sequence[Item], region: Callable[[], Optional[Region]]) -> list[Item]:
-        """Layers of rows into entries of a pool; those that did not come. region: the pool, on the connection that there is."""
+        """Gathers layers of rows into entries of a pool. Returns those that did not come. region: the pool, on the present connection."""
 
         def begin(some: abc.Sequence[Item], left: float) -> Optional[Task]:
             keys = {row: i for i, row in enumerate(dict.fromkeys(row for _, row, _ in some))}
@@ -500,7 +499,7 @@ class Supply:
         return failed
 
     def end(self) -> None:
-        """Nothing is decoded here any more, and the memory may go."""
+        """Ends decoding here. The memory may go afterwards."""
         for name in list(self.sequences):
             self.close(name)
         mapping, self._mapping = self._mapping, None
