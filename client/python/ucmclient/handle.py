@@ -28,8 +28,8 @@ def check_uuid(gpu: bytes) -> None:
 
 
 class _Handle:
-    """A handle of the library, which must be freed once, even if several threads close the object. When its client
-    is closed, the library has freed it."""
+    """A handle of the library. It must be freed once, even if several threads close the object. If its client is
+    closed, the library has freed it."""
 
     #: The library's function that frees it.
     _free: Any = None
@@ -70,8 +70,8 @@ class _Handle:
 
 @contextlib.contextmanager
 def on_behalf_of(request: str) -> Iterator[None]:
-    """Within it, this thread's lookups, loads, dumps and prefetches carry the engine's id of a request, under which
-    `ucmctl trace` shows them: of at most 64 bytes, longer ones are cut. An id that is no text is left out."""
+    """Within it, this thread's lookups, loads, dumps and prefetches carry the engine's id of a request. `ucmctl
+    trace` shows them under that id. An id of more than 64 bytes is cut; one that is no text is left out."""
     lib.ucm_set_request_id(request.encode(errors="replace"))
     try:
         yield

@@ -36,7 +36,7 @@ _shared: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
 
 class SharedMemory:
     """Host memory that the daemon can map: a sealed memfd with all its pages. `buffer` is a writable memoryview, which numpy.frombuffer
-    and torch.frombuffer turn into arrays without a copy. It is unmapped when its last view is gone."""
+    and torch.frombuffer turn into arrays without a copy. The memory is unmapped when its last view is gone."""
 
     def __init__(self, size: int):
         fd, address = c_int(-1), c_void_p()
@@ -124,7 +124,7 @@ def _call(name: str, *arguments: Any) -> None:
 
 
 def gpu_uuid(ordinal: int) -> bytes:
-    """UUID of the process's CUDA device of this number; CUDA_VISIBLE_DEVICES does not matter to it."""
+    """UUID of the process's CUDA device of this number. CUDA_VISIBLE_DEVICES does not change the UUID."""
     device, uuid = c_int(), _Uuid()
     _call("cuInit", 0)
     _call("cuDeviceGet", byref(device), ordinal)
@@ -204,13 +204,13 @@ class _Proof:
 
 @lru_cache(maxsize=None)
 def _proof(base: int, context: Optional[int]) -> _Proof:
-    """One for the life of the process: a client may call it at any reconnect."""
+    """One for the life of the process, since a client may call it at any reconnect."""
     return _Proof(base, context)
 
 
 @contextlib.contextmanager
 def _stream(context: Optional[int]) -> Iterator[c_void_p]:
-    """A stream that waits for no other: the engine's may wait for a load. Disturbs no capture of a graph."""
+    """A stream that waits for no other, since the engine's streams may wait for a load. It disturbs no capture of a graph."""
     stream, popped, mode = c_void_p(), c_void_p(), c_int(_RELAXED)
     _call("cuCtxPushCurrent_v2", c_void_p(context))
     try:
@@ -239,7 +239,7 @@ def cuda_allocation(pointer: int) -> tuple[Memory, int, bytes]:
         return Memory(MemoryKind.CUDA_FD, whole.value, 0, fd, owner=_Descriptor(fd)), base.value, uuid
     ipc = (c_char * 64)()
     _call("cuIpcGetMemHandle", byref(ipc), c_uint64(base.value))
-    _call("cuCtxSynchronize")  # what is still to fill the memory would go over the nonce
+    _call("cuCtxSynchronize")  # work that still fills the memory would overwrite the nonce
     proof = _proof(base.value, current_context())
     return Memory(MemoryKind.CUDA_IPC, whole.value, ipc=bytes(ipc), prove=proof), base.value, uuid
 

@@ -91,8 +91,8 @@ class Rope:
 
 
 class _Proofs:
-    """What the library calls, by the number that it calls it by: it may do so until the region is unregistered, or its client closed, and
-    nobody tells when a client registers again."""
+    """By number: what the library calls with that number. It may call until the region is unregistered or its client closed, since it does not tell when it
+    registers again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -179,8 +179,8 @@ class Region(_Handle):
             self.unregister()
 
     def gpu_busy(self, now: bool) -> None:
-        """Whether the worker's GPU computes: loads and dumps that begin from now on tell the daemon, and give way to the worker's
-        own copies. Sends nothing; of a region that is closed it does nothing."""
+        """Sets whether the worker's GPU computes. Loads and dumps that begin from now on tell the daemon, and give way to the worker's own copies. Sends
+        nothing. For a closed region it does nothing."""
         if self._handle is not None and not self.client.closed:
             lib.ucm_region_gpu_busy(self._handle, int(now))
 
@@ -198,9 +198,9 @@ class Region(_Handle):
         shifts: Optional[Sequence[Sequence[int]]] = None,
         timeout: Optional[float] = None,
     ) -> "Task":
-        """Copies blocks into the region's pages. layers 0: every layer from `layer` on. progress_interval: copies layer by layer,
-        with a report every `progress_interval` layers, for Task.wait_layers. shifts: of a region with `rope`, runs of keys whose K is re-rotated, as (keys, old
-        position, new position, old length, new length); the lengths, of dynamic scaling, may be left out."""
+        """Copies blocks into the region's pages. layers 0: every layer from `layer` on. progress_interval: copies layer by layer, with a report every
+        `progress_interval` layers, for Task.wait_layers. shifts: for a region with `rope`, runs of keys whose K is re-rotated. Each is (keys, old position, new
+        position, old length, new length). The lengths are for dynamic scaling, and may be left out."""
         fields: dict[str, Any] = {"layer": layer, "n_layers": layers, "priority": priority, "lease": lease, "progress_interval": progress_interval}
         if shifts is not None:
             packed, n = uint32s([number for run in shifts for number in (*run, 0, 0)[:5]])
@@ -220,8 +220,8 @@ class Region(_Handle):
         progress_interval: int = 0,
         timeout: Optional[float] = None,
     ) -> "Task":
-        """Namespace.lookup_prefix, its lease and load in one request: loads the blocks that are cached from the first key on
-        without a gap. The other keys' results are MISS. wait: as for lookup_prefix."""
+        """Namespace.lookup_prefix, its lease and load in one request. It loads the blocks that are cached from the first key on without a gap. The other keys'
+        results are MISS. wait: as for lookup_prefix."""
         fields = {"layer": layer, "n_layers": layers, "priority": priority, "progress_interval": progress_interval}
 
         def call(handle: int, what: Any, timeout_ms: int, out: Any) -> int:
@@ -238,9 +238,9 @@ class Region(_Handle):
         daemon_timeout: float = 0.0,
         timeout: Optional[float] = None,
     ) -> "Task":
-        """Copies single layers of blocks into entries of a pool (Namespace.register with block_pool=True). items: (block, layer,
-        entry) each; packed as three uint32, such as numpy's uint32[n][3], or tuples. Blocks count from the beginning of
-        source, a ucmclient.sparse.BlockSequence of this namespace or keys. The result has a BlockResult's number for each item."""
+        """Copies single layers of blocks into entries of a pool (Namespace.register with block_pool=True). items: (block, layer, entry) each, as tuples, or
+        packed as three uint32, such as numpy's uint32[n][3]. source: a ucmclient.sparse.BlockSequence of this namespace, or keys; blocks count from its
+        beginning. The result has a BlockResult's number for each item."""
         packed, n = triples(items)
         spec = native.GatherSpec(items=packed.address, n_items=n, priority=priority, daemon_timeout_ms=_timeout(daemon_timeout))
         if isinstance(source, _Handle):
@@ -264,9 +264,8 @@ class Region(_Handle):
         raw: bool = False,
         timeout: Optional[float] = None,
     ) -> "Task":
-        """Stores blocks of the region's pages. cuda_event: the 64 bytes of a CUDA IPC event, recorded after the last write.
-        durable: done when on NVMe (True) or in DRAM (False); None: as the namespace was opened. raw: as they are, in an
-        encoded namespace's base."""
+        """Stores blocks of the region's pages. cuda_event: the 64 bytes of a CUDA IPC event, recorded after the last write. durable: done when on NVMe (True)
+        or in DRAM (False); None: as the namespace was opened. raw: stores the bytes as they are, in an encoded namespace's base."""
         if cuda_event is not None and len(cuda_event) != 64:
             raise ValueError(f"a CUDA IPC event handle has 64 bytes, {len(cuda_event)} were given")
         fields = {"layer": layer, "n_layers": layers, "priority": priority, "cuda_event": cuda_event}
@@ -281,7 +280,7 @@ class Task(_Handle):
     _free = lib.ucm_task_free
 
     def __init__(self, client: Client, keys: int, begin: Callable[[Any], int]):
-        """begin: calls the library, which puts the task there; it is of so many keys or items."""
+        """begin: calls the library, which writes the task to the given place. The task has so many keys or items."""
         super().__init__(client)
         out = c_void_p()
         check(begin(byref(out)))

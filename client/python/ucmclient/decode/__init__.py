@@ -6,7 +6,8 @@ the engine's own pages (the *window*). All others are in the daemon. Here are th
 - admission.py: which requests run together
 - rows.py: which row of summaries a block has
 - supply.py: what comes from the daemon, with timeouts
-- decoder.py and cuda.py: decoders whose entries are in the host's memory or on a GPU
+- decoder.py and gpu.py: decoders whose entries are in the host's memory or on a GPU (cuda.py)
+
 The code that runs attention decides which entry holds what; `Entries` says what it must offer. tests/engines/vllm/sparse_engine.py is an engine on
 top of this package, and describes a step.
 """

@@ -1,4 +1,4 @@
-"""ucmclient_cuda_decode.h as ctypes sees it: structures and prototypes. libucmclient_cuda is loaded when it is first used."""
+"""ucmclient_cuda_decode.h as ctypes sees it: structures and prototypes. The first use loads libucmclient_cuda."""
 
 from __future__ import annotations
 

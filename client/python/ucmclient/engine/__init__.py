@@ -1,1 +1,1 @@
-"""Adapters: ucmd behind the engines and caches that have an interface for it. docs/engines.md has how each is started."""
+"""Adapters of ucmd for the engines and caches that have an interface for it. docs/engines.md says how to start each."""

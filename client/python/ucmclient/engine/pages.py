@@ -1,5 +1,5 @@
-"""Pages of an engine's host memory, kept in the daemon by their keys: what plug-ins of engines have in common that offload by pages (SGLang's
-HiCache and its like), whatever their interface is.
+"""Pages of an engine's host memory, which the daemon keeps by their keys. Plug-ins of engines that offload by pages, such as SGLang's HiCache, have this in
+common.
 
     fragments = [Fragment(address_of_k, stride, size), Fragment(address_of_v, stride, size)]  # of page 0, and from a page to the next
     store = PageStore(settings, identity, fragments, pages=1000, name="engine")
@@ -7,9 +7,9 @@ HiCache and its like), whatever their interface is.
     store.prefix(keys)               # so many from the first one on are there
     store.load(keys, [7, 8])         # -> [True, True]
 
-Memory that is a SharedMemory's or a GPU's is copied to and from by the daemon itself. Other memory goes through a SharedMemory of this module: one
-copy more, by this process. While the daemon is away nothing is found, and nothing is kept; no call waits longer than its deadline.
-Threads may share a PageStore. An engine may write to its pages again when a call has returned, whatever it returned."""
+The daemon itself copies to and from memory of a SharedMemory or of a GPU. Other memory goes through a SharedMemory of this module, which costs one more copy,
+by this process. While the daemon is away, nothing is found or kept. No call waits longer than its deadline. Threads may share a PageStore. An engine may write
+to its pages again when a call has returned, whatever it returned."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ logger = logging.getLogger("ucmclient")
 
 #: Keys of one request.
 _MOST = 4096
-#: Bytes of the memory that pages go through, if one page is not larger.
+#: Bytes of the memory that pages go through, or one page if that is larger.
 _STAGING = 64 << 20
 #: When the daemon goes away during a copy, or its answer is late, its last bytes may land within this time.
 _GRACE = 0.5
@@ -59,7 +59,7 @@ class Fragment:
 
 
 def settings_of(extra: Mapping[str, Any], where: str) -> Settings:
-    """What a plug-in's user may set, of what docs/vllm.md lists. where: names the place in messages."""
+    """The settings of docs/vllm.md that a plug-in's user may set. where: names the place in messages."""
     known = {field.name: field for field in fields(Settings) if field.name in _SETTINGS}
     for name, value in extra.items():
         if name not in known:
@@ -79,9 +79,9 @@ def _one_rank(mine: Any) -> list[Any]:
 def weights_of(settings: Settings, model: str, told: Mapping[str, Any], drafts: Sequence[tuple[str, Optional[str]]] = (),
                of_all_ranks: Callable[[Any], Sequence[Any]] = _one_rank) -> str:
     """For an identity's revision: what tells weights apart that have one name. model: its name, or a path. Its files' sizes and times, or a hub's commit,
-    count unless the user names the weights. Where nobody knows which files were read, this engine shares with no other. told: what else the engine's user
-    said of them. drafts: names and revisions of models whose KV lies next to it. of_all_ranks: from what this rank says to what each of the engine's ranks
-    says, in one order; all of them call it, unless the user names the weights, and get one revision, also where one of them alone is in doubt."""
+    count unless the user names the weights. If it is unknown which files were read, this engine shares with no other. told: what else the engine's user said
+    of them. drafts: names and revisions of models whose KV lies next to it. of_all_ranks: takes what this rank says, and returns what each of the engine's
+    ranks says, in one order. All ranks call it, unless the user names the weights. They get one revision, even if only one of them is in doubt."""
     known: dict[str, Any] = {"model": model, "told": {name: str(value) for name, value in told.items()}}
     if settings.revision is None:
         read = [(name, weights_at(name, revision)) for name, revision in ((model, told.get("revision") or None), *drafts)]
@@ -96,14 +96,14 @@ def weights_of(settings: Settings, model: str, told: Mapping[str, Any], drafts: 
 
 
 class Kept:
-    """A namespace of the daemon in which an engine keeps pages: what does not depend on where they lie in the engine's memory."""
+    """A namespace of the daemon in which an engine keeps pages: the part that does not depend on where they lie in the engine's memory."""
 
     _part = 0
 
     def __init__(self, settings: Settings, identity: EngineIdentity, name: str):
         self.settings, self.identity = settings, identity
         self.page_bytes = identity.layer_bytes * identity.layers[0]
-        #: Held while pages go through `_staging`, which has whole pages: memory that the daemon maps, for memory that it can't map.
+        #: Held while pages go through `_staging`. That holds whole pages in memory that the daemon maps, in place of memory that it can't map.
         self._lock, self._staging = threading.Lock(), self._first_staging()
         self.link = Link(settings, identity, name, self._register)
 
@@ -130,7 +130,7 @@ class Kept:
         return self.hold_prefix(keys, 0.0)[0]
 
     def hold_prefix(self, keys: Sequence[bytes], seconds: float) -> tuple[int, list[tuple[Namespace, int]]]:
-        """Likewise, and leases: those that are there stay for so long, or until let_go()."""
+        """Likewise, with a lease: those that are there stay for so long, or until let_go()."""
         leases: list[tuple[Namespace, int]] = []
         for at in range(0, len(keys), _MOST):
             some = keys[at : at + _MOST]
@@ -147,7 +147,7 @@ class Kept:
         return self.hold(keys, 0.0)[0]
 
     def hold(self, keys: Sequence[bytes], seconds: float) -> tuple[list[bool], list[tuple[Namespace, int]]]:
-        """Likewise, and leases: those that are there stay for so long, or until let_go()."""
+        """Likewise, with a lease: those that are there stay for so long, or until let_go()."""
         out: list[bool] = []
         leases = []
         for at in range(0, len(keys), _MOST):
@@ -226,8 +226,8 @@ class Kept:
             task.close()
 
     def end(self, moves: Sequence[Future], seconds: float) -> bool:
-        """Waits so many seconds for these transfers. It cancels those that have not begun by then, and cuts the connection to end the others: the
-        engine may use its pages whatever this returns."""
+        """Waits so many seconds for these transfers. It cancels those that have not begun by then, and cuts the connection to end the others. So the engine
+        may use its pages whatever this returns."""
         late = wait(moves, seconds).not_done
         if late and not all([one.cancel() for one in late]):
             self.link.cut()

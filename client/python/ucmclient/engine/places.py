@@ -1,14 +1,14 @@
-"""Pages whose fragments lie wherever the engine says at each call: for engines that hand over addresses, and register no memory beforehand.
+"""Pages whose fragments lie where the engine says at each call, for engines that hand over addresses and register no memory beforehand.
 
     store = PlaceStore(settings, identity, sizes=[4096, 4096], name="engine")     # a layer has two fragments: K and V, say
     plan = store.plan([0, 0], [[k3, v3], [k7, v7]])   # of two keys: which layer, and the addresses of its fragments
     store.save(keys, plan)                            # -> [True, True]
 
-Addresses are resolved to registered memory. Fragments in a SharedMemory's or a GPU's allocation become a region of the daemon's if their blocks
-lie one after another, fragment by fragment, as paged KV caches have them; then the daemon copies by itself. Other memory of the host goes through a
-SharedMemory of this module. Other memory of a GPU is refused.
+Addresses are resolved to registered memory. Fragments in an allocation of a SharedMemory or a GPU become a region if their blocks lie one after
+another, as in paged KV caches. Then the daemon copies by itself. Other memory of the host goes through a SharedMemory of this module. Other memory
+of a GPU is refused.
 
-Threads may share a PlaceStore, but plan() wants the engine's own thread if addresses are a GPU's. Memory stays allocated until close()."""
+Threads may share a PlaceStore, but plan() needs the engine's own thread if addresses are a GPU's. Memory must stay allocated until close()."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .pages import _LOADED, _MOST, _SAVED, Kept
 from .vllm.identity import EngineIdentity
 from .vllm.settings import Settings
 
-#: Regions of a store at most, each of as many layers as lie alike: the daemon gives a connection 64, and one that grows has two for a moment.
+#: Most regions of a store. Each has the layers that lie alike. The daemon gives a connection 64, and a region that grows takes two for a moment.
 _GROUPS = 24
 #: Allocations of a region.
 _HANDLES = 64
@@ -34,7 +34,7 @@ _FAR, _BLOCKS = 2**62, 2**32 - 1
 
 
 class Unreachable(RuntimeError):
-    """Nobody but the engine can reach these addresses, or they don't fit the store; the message says what would be right."""
+    """Only the engine can reach these addresses, or they don't fit the store; the message says what would be right."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class _Registered:
 
 
 class _Group:
-    """A region: where the fragments of each layer lie, as far as layers have been seen."""
+    """A region: where the fragments of each layer lie, for the layers seen so far."""
 
     def __init__(self, blocks: int):
         self.blocks, self.wheres = blocks, dict[int, _Where]()
@@ -144,8 +144,8 @@ class _Group:
 
 @dataclass
 class Plan:
-    """plan()'s result for addresses. Runs: a layer, the owner of the region (None: memory goes through `_staging`), which of the keys, and their
-    blocks, or addresses."""
+    """plan()'s result for addresses. A run has a layer, the owner of the region (None: memory goes through `_staging`), the indexes of keys, and
+    their blocks, or addresses."""
 
     n: int
     runs: list[tuple[int, Optional[_Group], Any, Any]]
@@ -273,8 +273,8 @@ class PlaceStore(Kept):
 
 
 def _where(row: Any, sizes: Any, found: Sequence[_Allocation]) -> Optional[_Where]:
-    """If blocks like this one follow each other, fragment by fragment: where the first of them lies, in the longest stretch that no two fragments
-    share. None: they would overlap."""
+    """Supposes that blocks like this one follow each other, fragment by fragment. Returns where the first of them lies, in the longest stretch that
+    no two fragments share. None: they would overlap."""
     bases = np.array([one.base for one in found], dtype=np.int64)
     ends = np.array([one.end for one in found], dtype=np.int64)
 
@@ -287,7 +287,7 @@ def _where(row: Any, sizes: Any, found: Sequence[_Allocation]) -> Optional[_Wher
     apart = room(row, np.full(len(row), _FAR))
     if apart < 1:
         return None
-    # Stretches begin where the allocation does: a cache that fills it is one stretch, whichever of its blocks was seen first.
+    # Stretches begin where the allocation does, so a cache that fills it is one stretch, whichever block was seen first.
     before = int(((row - bases) // sizes).min()) % apart
     first = row - before * sizes
     if room(first, ends) <= before:
@@ -300,7 +300,7 @@ class Full(RuntimeError):
 
 
 class Movers:
-    """Threads that do an engine's moves, so that its own does not wait."""
+    """Threads that do an engine's moves, so that the engine's own thread does not wait."""
 
     def __init__(self, name: str, threads: int = 2, most: int = 1024):
         """most: calls that may be under way or wait."""

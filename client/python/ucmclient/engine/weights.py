@@ -1,10 +1,10 @@
-"""Which weights an engine has, where one name may stand for others later.
+"""Which weights an engine has, since one name may stand for others later.
 
 A name is identified by its files' names, sizes and times, or by a hub's commit. An engine reads the files at one time and is asked for their identity at
-another, so both looks are compared. If it is unknown which version was read there is a doubt, and an engine in doubt shares with no other.
+another, so two looks are compared. If it is unknown which version was read, there is a doubt. An engine in doubt shares with no other.
 
-A file's times are by the clock of its file server. A file system of this host has this host's clock. A file server has its own, which may be wrong by
-more than the time that matters, so how old its files seem proves nothing."""
+A file's times are by the clock of its file server. A file system of this host has this host's clock. A file server has its own, which may be wrong by more than
+the time that matters. So how old its files seem proves nothing."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from typing import Any, Optional
 #: Files of a model's directory that decide about its KV: weights, code, and how images and videos are processed.
 _FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors", ".npz", ".engine", ".json", ".py")
 _libc = ctypes.CDLL(None)
-#: The clock of a file system may be this far behind, in seconds: it ticks. And where its times have no fractions.
+#: A file system's clock ticks, so it may lag by this much, in seconds. The second value: where its times have no fractions.
 _TICK, _COARSE_TICK = 0.05, 2.0
-#: The clocks of this host and of a file server are no further apart, in seconds.
+#: The clocks of this host and of a file server differ by at most so many seconds.
 _APART = 600.0
 #: File systems whose times are by this host's clock, by statfs(2)'s f_type: ext2 to ext4, xfs, btrfs, bcachefs, f2fs, zfs, overlay, tmpfs, ramfs, squashfs,
 #: erofs. (A list of mounts leaves out the one that a chroot lies in.)
 _OWN = frozenset((0xEF53, 0x58465342, 0x9123683E, 0xCA451A4E, 0xF2F52010, 0x2FC12FC1, 0x794C7630, 0x01021994, 0x858458F6, 0x73717368, 0xE0F5E1E2))
 #: A close look reads so many bytes of so many of the largest files.
 _SAMPLED, _SAMPLE = 16, 4096
-#: How long it is remembered that a commit was found, or none, in seconds, and of how many names: a look walks through a hub's directories.
+#: For how many seconds, and for how many names, the result of a search for a commit is remembered. A search reads a hub's directories.
 _FOUND, _NOT_FOUND, _NAMES = 60.0, 1.0, 1024
 
-#: For a path: what its files were when each load of it began, since it was last forgotten. For this process.
+#: By path: what its files were when each load of it began, since it was last forgotten. For this process.
 _begun: dict[str, list["Files"]] = {}
-#: For a hub's name and a revision: the commit, and until when that counts, by the monotonic clock. For this process.
+#: By a hub's name and a revision: the commit, and until when that counts, by the monotonic clock. For this process.
 _commits: dict[tuple[str, Optional[str]], tuple[Optional[str], float]] = {}
 
 
 @dataclass(frozen=True)
 class Files:
-    """kept: names, sizes and times. changed: of any of them or of a link to them, the last change, in seconds since 1970, which nobody can set back.
-    exact: also which files these are, and of a close look some of their bytes."""
+    """kept: names, sizes and times. changed: the last change of any of them or of a link to them, in seconds since 1970; nobody can set it back. exact: also
+    which files these are, and after a close look some of their bytes."""
 
     kept: tuple[Any, ...]
     changed: float
     exact: tuple[Any, ...]
-    #: Two changes that are further apart, in seconds, have different times.
+    #: Two changes that are further apart than this, in seconds, have different times.
     tick: float
     #: When this was seen, by this host's clock, and all that was looked at.
     at: float
     paths: tuple[str, ...]
-    #: They were the same a tick before.
+    #: The files were the same a tick before.
     twice: bool = False
 
     @functools.cached_property
@@ -62,7 +62,7 @@ class Files:
 
     @property
     def settled(self) -> bool:
-        """A further change would show."""
+        """A further change would show in the times."""
         return self.twice or (self.at - self.tick > self.changed and self.own_clock)
 
 
@@ -75,14 +75,14 @@ class Weights:
 
 
 def local(path: str) -> Optional[str]:
-    """Where a path lies on this host, as engines take it; None: it does not."""
+    """Where a path lies on this host, as engines resolve it. None: it does not."""
     expanded = os.path.abspath(os.path.expanduser(path)) if path else ""
     return expanded if expanded and os.path.exists(expanded) else None
 
 
 def files_at(path: str, suffixes: tuple[str, ...] = _FILES, closely: bool = False) -> Optional[Files]:
-    """A directory's files with these suffixes, or the one file. None: they can't be read, or something is moving them. closely: opens each, as a reader does, so that
-    a file server is asked instead of this host's cache."""
+    """A directory's files with these suffixes, or the one file. None: they can't be read, or something is moving them. closely: opens each, as a reader does,
+    so that the file server answers instead of this host's cache."""
     at = time.time()
     try:
         links = [one for one in _above(path) if os.path.islink(one)]
@@ -102,7 +102,7 @@ def files_at(path: str, suffixes: tuple[str, ...] = _FILES, closely: bool = Fals
 
 
 def _opened(places: list[str]) -> list[tuple[os.stat_result, str]]:
-    """What they are, and a digest of bytes from the midst of the largest ones."""
+    """Which files they are, and a hash of bytes from the middle of the largest ones."""
     largest = set(sorted(places, key=os.path.getsize)[-_SAMPLED:])
     found = []
     for place in places:
@@ -130,8 +130,8 @@ def _file_system(path: str) -> int:
 
 
 def before_reading(path: str, suffixes: tuple[str, ...] = _FILES) -> Optional[Files]:
-    """A close look at what an engine is about to read. It waits until a further change would show, where that isn't known: two looks that agree, with a tick
-    of the file system between them, need no clock."""
+    """A close look at what an engine is about to read. If it is not known whether a further change would show, it waits until one would. Two looks that agree,
+    with a tick of the file system between them, need no clock."""
     first = files_at(path, suffixes, closely=True)
     if first is None or first.settled:
         return first
@@ -157,12 +157,12 @@ def begins(name: str) -> None:
 
 
 def forget() -> None:
-    """What was read until now has been asked for."""
+    """Forgets what was read until now, since its identity has been asked for."""
     _begun.clear()
 
 
 def commit_of(name: str, revision: Optional[str] = None, anew: bool = False) -> Optional[str]:
-    """The commit of a hub's model or adapter on this host. anew: an engine reads it now; else the answer may be up to a minute old."""
+    """The commit of a hub's model or adapter on this host. anew: an engine reads it now. Otherwise the answer may be up to a minute old."""
     commit, until = _commits.get((name, revision), (None, 0.0))
     if anew or time.monotonic() >= until:
         commit = _commit_here(name, revision)
@@ -182,7 +182,7 @@ def _commit_here(name: str, revision: Optional[str]) -> Optional[str]:
 
 
 def weights_at(name: str, revision: Optional[str] = None, commit: Optional[str] = None) -> Weights:
-    """commit: that the engine itself names, of a hub's model. Call it when the weights are read."""
+    """commit: of a hub's model, if the engine itself names it. Call it when the weights are read."""
     path = local(name)
     if path is None:
         here = commit_of(name, revision, anew=True)

@@ -22,11 +22,11 @@ _HEADS = ("each", "sum", "max")
 
 @dataclass(frozen=True)
 class Score:
-    """reduce: over the queries that share a KV head ("softmax": the sum of each one's softmax over the blocks). None:
-    for TopK "softmax", but "max" where scores are no logits (hashes, normalised means, metric "l2"); else "max". heads:
-    a list of blocks for "each" KV head, or one for all, by their "sum" or "max". metric "l2": minus the squared
-    distance, for mean, submean and tokens; "rounded": the product with the query rounded to 10 to 14 bits, for the same
-    and tokens with rest, which a GPU computes several times as fast. beta: softmax's scale, 0 for 1 / sqrt(head_dim)."""
+    """reduce: over the queries that share a KV head ("softmax": the sum of each one's softmax over the blocks). None: for
+    TopK "softmax", but "max" if scores are no logits (hashes, normalised means, metric "l2"); else "max". heads: a list
+    of blocks for "each" KV head, or one for all, by their "sum" or "max". metric "l2": minus the squared distance, for
+    mean, submean and tokens. "rounded": the product with the query rounded to 10 to 14 bits, for these and tokens with
+    rest. A GPU computes it several times as fast. beta: softmax's scale, 0 for 1 / sqrt(head_dim)."""
 
     reduce: Optional[str] = None
     heads: str = "each"
@@ -53,7 +53,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Choice:
-    """What every policy has: the first and last blocks that are always in, and the most of a list (0: no limit)."""
+    """What every policy has: how many first and last blocks are always chosen, and the most of a list (0: no limit)."""
 
     sink_blocks: int = 1
     recent_blocks: int = 2
@@ -98,9 +98,10 @@ class Mass(Choice):
 
 @dataclass(frozen=True)
 class Selection:
-    """The choices of one row. lists: for each list the chosen blocks' numbers, ascending, as memoryviews of uint32, which
-    numpy.asarray and torch.frombuffer take without a copy; scores: the same in float32. evicted, no_summary: in the whole
-    call, blocks that were evicted by name meanwhile (recompute them), and blocks without a summary (always chosen)."""
+    """The choices of one row. lists: for each list the chosen blocks' numbers, ascending, as memoryviews of uint32.
+    numpy.asarray and torch.frombuffer take them without a copy. scores: likewise, in float32. evicted, no_summary: in the
+    whole call, blocks that were evicted by name meanwhile (recompute them), and blocks without a summary (always
+    chosen)."""
 
     lists: list[memoryview]
     scores: list[memoryview]

@@ -5,9 +5,9 @@
     build(kv, summaries, blocks)  # of all layers, when blocks are complete
     chosen = select(summaries[layer], table, lengths, q)  # each step and layer
 
-A call launches one kernel on torch's current stream (or `stream`) and waits for nothing, so a CUDA graph can capture it,
-and tensors must live as with any kernel: torch's allocator sees to it for those of that stream. torch is not imported.
-Needs the optional libucmclient_cuda: CopyAgentMissing says what was tried. No daemon is needed.
+A call launches one kernel on torch's current stream (or `stream`) and waits for nothing, so a CUDA graph can capture it. Tensors must
+live as with any kernel; torch's allocator ensures that for those of that stream. torch is not imported. Needs the optional
+libucmclient_cuda; CopyAgentMissing says which files were tried. No daemon is needed.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ class Builder(_OnGpu):
         stream: Any = None,
     ) -> None:
         """Makes the summaries of each layer's blocks with these numbers. kv: for each layer a tensor of blocks that the summary's Shape
-        describes, or a pair (K, V) of them; summaries: for each layer a tensor of blocks. In both, the first dimension
-        counts blocks, and all layers are alike. blocks: int32 on the GPU; out_blocks: their numbers in `summaries` where
-        they differ. A pair with a number outside is skipped. thread_blocks: how much of the GPU it takes; 0: 32."""
+        describes, or a pair (K, V) of them. summaries: for each layer a tensor of blocks. In both, the first dimension counts blocks,
+        and all layers are alike. blocks: int32 on the GPU; out_blocks: their numbers in `summaries`, if they differ. A block is skipped
+        if either number is out of range. thread_blocks: how much of the GPU it takes; 0: 32."""
         layers = [self._layer(kv[i], summaries[i], i) for i in range(len(kv))] if len(kv) == len(summaries) else []
         if not layers:
             raise ValueError(f"kv has {len(kv)} layers and summaries {len(summaries)}: as many are wanted, and one at least")
@@ -175,9 +175,9 @@ class Chosen:
 
 
 class Selector(_OnGpu):
-    """Scores and chooses for up to `sequences` sequences of up to max_blocks blocks. Its launches must follow each other, in
-    one stream or by events. room: blocks of one list's answer, 0 for what max_blocks blocks need; those read from
-    `room` and `lists` are what the outputs have."""
+    """Scores and chooses for up to `sequences` sequences of up to max_blocks blocks. Its launches must follow each other, in one stream
+    or by events. room: blocks of one list's answer, 0 for what max_blocks blocks need. The attributes `room` and `lists` say what the
+    outputs have."""
 
     _close = "ucm_cuda_select_close"
 
@@ -224,11 +224,11 @@ class Selector(_OnGpu):
         most: Any = None,
         stream: Any = None,
     ) -> Chosen:
-        """summaries: one layer's, the first dimension counts blocks. table: int32 [sequences][max_blocks or more], the
-        blocks' numbers in `summaries`; a block whose number is outside has no summary, and is chosen. n_blocks: int32
-        [sequences]. q: [sequences][q_heads][head_dim], or [sequences][rows][q_heads][head_dim]. out: what an earlier call
-        returned, to be written again. scores: float32 [sequences][lists][room] for the scores of the chosen blocks. most: int32
-        [sequences], how many each list may choose in place of what the Choice says, at most `room`."""
+        """summaries: one layer's, the first dimension counts blocks. table: int32 [sequences][max_blocks or more], the blocks' numbers
+        in `summaries`. A block whose number is out of range has no summary, and is chosen. n_blocks: int32 [sequences]. q:
+        [sequences][q_heads][head_dim], or [sequences][rows][q_heads][head_dim]. out: what an earlier call returned, to be written
+        again. scores: float32 [sequences][lists][room] for the scores of the chosen blocks. most: int32 [sequences], how many each list
+        may choose, at most `room`; it replaces what the Choice says."""
         self._inputs(summaries, table, n_blocks, q)
         sequences = table.shape[0]
         if out is None:

@@ -21,8 +21,8 @@ NO_PLACE = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class Referenced:
-    """places: one for each block, for SharedMapping.read; those of blocks that are not in the mapping have no place. The counts
-    are of this call: blocks with a place, copied within DRAM, read from below, and not cached any more."""
+    """places: one for each block, for SharedMapping.read; those of blocks outside the mapping are empty. The counts are of this
+    call: blocks with a place, copied within DRAM, read from lower tiers, and not cached any more."""
 
     places: "ctypes.Array[native.Place]"
     placed: int
@@ -44,7 +44,8 @@ class Referenced:
 
 @dataclass(frozen=True)
 class MappedRange:
-    """Memory of the mapping: a slab, or the table of sequence numbers (slab None). wanted: SharedMapping.release it."""
+    """Memory of the mapping: a slab, or the table of sequence numbers (slab None). wanted: call SharedMapping.release for
+    it."""
 
     address: int
     bytes: int
@@ -56,8 +57,7 @@ class MappedRange:
 class SharedMapping(_Handle):
     """The mapping of one part of a namespace: references blocks of its sequences, and reads them without a message.
 
-    addresses: for kernels, which read by address(); then ranges stay until release(). ucmclient_sparse.h says what
-    must be kept in mind."""
+    addresses: for kernels, which read by address(). Then ranges stay until release(). ucmclient_mapping.h has the rules."""
 
     _free = lib.ucm_mapping_close
 
@@ -146,5 +146,5 @@ class SharedMapping(_Handle):
         ]
 
     def release(self, mapped: MappedRange) -> None:
-        """Unmaps it: no kernel reads from it any more."""
+        """Unmaps it. No kernel may still read from it."""
         check(lib.ucm_mapping_release(self.handle, mapped.address))

@@ -89,7 +89,7 @@ class Policy:
         return Schedule._made(filled)
 
     def budget(self, block_tokens: int, blocks: int) -> Budget:
-        """The budget of one layer of one request that begins with so many complete blocks; for a policy with a goal."""
+        """For a policy with a goal: the budget of one layer of one request that begins with so many complete blocks."""
         return Budget(self, block_tokens, blocks)
 
     def choose(self, block_tokens: int, blocks: int, budget: Optional[Budget] = None) -> Choice:

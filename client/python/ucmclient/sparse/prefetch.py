@@ -1,6 +1,6 @@
 """The prefetcher: brings selected blocks into DRAM before a worker loads them, the most urgent first.
 
-It has no thread: whatever may leave leaves inside its calls, and the daemon does the work."""
+It has no thread. Its calls send what may be sent, and the daemon does the work."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Prefetched:
 
 @dataclass
 class PrefetcherStats:
-    """displaced, late: of those that ended, taken out by a more urgent one, or never sent in time. useful, useless: blocks that came, by
-    the `used` of Prefetch.close. held_bytes: of those that were sent and not closed."""
+    """displaced, late: of those that ended, those that a more urgent one displaced, and those that were never sent in time. useful,
+    useless: blocks that came, by the `used` of Prefetch.close. held_bytes: of those that were sent and not closed."""
 
     submitted: int = 0
     ended: int = 0
@@ -65,8 +65,9 @@ class PrefetcherStats:
 
 
 class Prefetcher:
-    """Orders the prefetches of many sequences. Bounds: prefetches that have not ended (64 at most), batches ahead of the running one that
-    may be sent (2), bytes of those that were sent and not closed (1 GiB); 0 is the default. Threads may share it, but not one Prefetch."""
+    """Orders the prefetches of many sequences. Bounds: how many prefetches have not ended (64), and how many batches ahead of the running
+    one may be sent (2). The last is the bytes of prefetches that were sent and not closed (1 GiB). 0 means these defaults. Threads may
+    share it, but not one Prefetch."""
 
     def __init__(
         self,
@@ -98,9 +99,9 @@ class Prefetcher:
         daemon_timeout: float = 0.0,
         timeout: Optional[float] = None,
     ) -> Prefetch:
-        """index: blocks of the sequence, such as Selection.union(). place: of their request in the worker's queue. batch:
-        the one that will use them, as advance() counts. daemon_timeout: from now; then blocks that did not come count as missing (10 s).
-        Where too many have not ended, it takes the place of a less urgent one that still waits, or is refused as BUSY."""
+        """index: blocks of the sequence, such as Selection.union(). place: of their request in the worker's queue. batch: the one that
+        will use them, as advance() counts. daemon_timeout: from now; then blocks that did not come count as missing (10 s). If too many
+        have not ended, it displaces a less urgent one that still waits, or is refused as BUSY."""
         prefetch = Prefetch(self, sequence, index, place, batch, daemon_timeout)
         with self._changed:
             self._pump(timeout)
@@ -177,7 +178,7 @@ class Prefetcher:
 
 
 class Prefetch:
-    """Close it when its blocks were loaded or are not wanted any more: that gives its bytes back, and cancels what has not ended."""
+    """Close it when its blocks were loaded or are not needed any more. That gives its bytes back, and cancels what has not ended."""
 
     def __init__(self, prefetcher: Prefetcher, sequence: BlockSequence, index: Blocks, place: int, batch: int, deadline: float):
         """For Prefetcher.submit."""
@@ -209,8 +210,8 @@ class Prefetch:
             return self._got
 
     def wait(self, timeout: Optional[float] = None) -> Prefetched:
-        """One that can't be sent yet (its batch is too far ahead, or others hold the bytes) waits for other threads' calls, until its own
-        deadline."""
+        """Waits until it has ended. It may not be sent yet, since its batch is too far ahead, or others hold the bytes. Then this waits
+        for other threads' calls, until its own deadline."""
         until = None if timeout is None else time.monotonic() + timeout
         prefetcher = self._prefetcher
         while True:
@@ -240,7 +241,7 @@ class Prefetch:
             self._prefetcher._pump(0)
 
     def cancel(self, timeout: Optional[float] = None) -> None:
-        """Ends one that waits, and asks the daemon to stop one that was sent. What has come stays."""
+        """Ends it if it still waits, and asks the daemon to stop it if it was sent. What has come stays."""
         with self._prefetcher._changed:
             self._look(0)
             if self._got is None and self._task is None:
@@ -327,7 +328,7 @@ class Prefetch:
                 self._end(result, error)
 
     def _end(self, result: Optional[TaskResult] = None, error: Optional[UcmError] = None) -> None:
-        """Without a result nothing came, which is no error."""
+        """If there is no result, nothing came, which is no error."""
         prefetcher, stats, n = self._prefetcher, self._prefetcher._stats, len(self.index)
         for where in (prefetcher._sent, prefetcher._waiting[self.priority]):
             if self in where:

@@ -67,15 +67,15 @@ class Schedule:
 
     @classmethod
     def defaults(cls, layers: int) -> Schedule:
-        """The first two layers dense, all others selecting every 5 steps, from 4,096 tokens on."""
+        """The first two layers are dense. All others select every 5 steps, from 4,096 tokens on."""
         filled = native.Schedule()
         check(lib.ucm_sparse_schedule_defaults(layers, byref(filled)))
         return cls._made(filled)
 
     @classmethod
     def for_model(cls, model: str, layers: int) -> Schedule:
-        """The same with what is known of a model, by its name. UcmError: UNSUPPORTED, it attends in a way that a choice
-        of blocks would change; NOT_FOUND, nothing is known of it."""
+        """The same, changed by what is known of a model, by its name. UcmError UNSUPPORTED: it attends in a way that a
+        choice of blocks would change. NOT_FOUND: nothing is known of it."""
         filled = native.Schedule()
         check(lib.ucm_sparse_schedule_for_model(model.encode(), layers, byref(filled)))
         return cls._made(filled)

@@ -23,8 +23,8 @@ from .tensors import Numbers
 class SummaryNamespace(Namespace):
     """The summaries of a namespace: a namespace itself, with the base's keys, for lookups, loads, dumps and regions.
 
-    build: the daemon computes the summaries of each block that is stored in the base while this client is connected.
-    Close it before the base."""
+    build: while this client is connected, the daemon computes the summaries of each block that is stored in the base. Close it before the
+    base."""
 
     def __init__(self, base: Namespace, summary: Summary, build: bool = False, timeout: Optional[float] = None):
         _Handle.__init__(self, base.client)
@@ -165,7 +165,7 @@ def select(
     return _select(rows, q, choose, score, dtype, prefetch, timeout, batch=True)
 
 
-#: Room for every block of every list is taken up to here; beyond, for what the policy chooses.
+#: Up to so many, memory is taken for every block of every list; beyond that, for what the policy chooses.
 _ROOM = 1 << 24
 
 

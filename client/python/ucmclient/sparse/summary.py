@@ -111,13 +111,13 @@ class Summary:
 
 
 def mean(shape: Shape, kind: str = "mean") -> Summary:
-    """ESA: one vector a KV head. kind "max": each channel's largest value; "normalised": the mean by its length."""
+    """ESA: one vector a KV head. kind "max": each channel's largest value; "normalised": the mean, divided by its length."""
     return Summary("mean", shape, kind=_number(_KINDS, kind, "kind"))
 
 
 def submean(shape: Shape, run: int, keep: Optional[Sequence[int]] = None, pairs: str = "neox") -> Summary:
-    """GSA, KVStar: means of `run` tokens. keep: the RoPE pairs that count, by default all; pair i is the channels i
-    and i + head_dim / 2 ("neox"), or 2i and 2i + 1 ("interleaved")."""
+    """GSA, KVStar: means of `run` tokens. keep: the RoPE pairs that count, by default all. Pair i is the channels i and i +
+    head_dim / 2 ("neox"), or 2i and 2i + 1 ("interleaved")."""
     return Summary("submean", shape, keep, run=run, pairs=_number(_PAIRS, pairs, "pairs"))
 
 
@@ -127,8 +127,8 @@ def box(shape: Shape) -> Summary:
 
 
 def hash_(shape: Shape, bits: int = 128, seed: int = 0, rope_bits: int = 0) -> Summary:
-    """sparse.hash (here the builtin, which Shape's own hash uses, would be hidden). GSA on device: 64, 128 or 256 sign bits a
-    token and KV head, rope_bits of them for MLA's rotated part."""
+    """sparse.hash; here that name would hide the builtin, which Shape's own hash uses. GSA on device: 64, 128 or 256 sign
+    bits a token and KV head, rope_bits of them for MLA's rotated part."""
     return Summary("hash", shape, bits=bits, seed=seed, rope_bits=rope_bits)
 
 

@@ -17,7 +17,7 @@ SIZES = {0: 4, 1: 2, 2: 2, 3: 1}
 
 
 def dtype_number(name: Any) -> int:
-    """Of "bf16", "float16", torch.bfloat16, numpy.dtype("float32"), ..."""
+    """The number of "bf16", "float16", torch.bfloat16, numpy.dtype("float32"), ..."""
     text = getattr(name, "name", None) or (name.__name__ if isinstance(name, type) else str(name))
     text = text.rpartition(".")[2]
     text = _SHORT.get(text, text)

@@ -1,10 +1,10 @@
 """LMCache's L2 adapter on ucmd: --l2-adapter of type "plugin" with this class (docs/engines.md).
 
 An object is a block of one layer. Its key is all of LMCache's: chunk hash, model, rank, object group, cache salt. Its namespace has the model's name
-and the object's size. LMCache does not tell an object's size at a lookup, or as a hint only: the adapter looks where objects of this kind
-were stored, and where the hint says.
+and the object's size. At a lookup LMCache does not tell an object's size, or only a guess of it. So the adapter looks where objects of this kind
+were stored, and where the guess says.
 
-LMCache's locks are leases, so that what it was promised is there when it loads, unless `_LEASE` is over. Results wait until LMCache takes them."""
+LMCache's locks are leases, so what a lookup found is there when LMCache loads, until `_LEASE` is over. Results wait until LMCache takes them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ logger = logging.getLogger("ucmclient.engine.lmcache")
 _LEASE = 60.0
 #: Sizes of one kind of objects, and namespaces in all.
 _SIZES, _STORES = 4, 32
-#: Keys that are locked, before those whose leases are over are forgotten.
+#: From so many locked keys on, those whose leases are over are forgotten.
 _LOCKED = 1 << 16
-#: Bytes of an object: what the daemon takes as one layer.
+#: Bytes of an object: the most that the daemon takes as one layer.
 _LARGEST = 256 << 20
 
 

@@ -1,8 +1,8 @@
 """SGLang's HiCache storage on ucmd: --hicache-storage-backend dynamic with this class (docs/engines.md).
 
-A host pool is a namespace, and a page of it a block under the hash that SGLang gives the page. That hash has the tokens before it, the
-adapter (extra_key) and the salt of the request; what else decides about a page's bytes is in the namespace: model, element type, layout
-and sizes of its pieces, and unless all ranks hold the same, which rank it is. SGLang takes the least of what its ranks find.
+A host pool is a namespace, and a page of it a block under the hash that SGLang gives the page. That hash covers the tokens before the page, the
+adapter (extra_key) and the salt of the request. The namespace covers all else that decides about a page's bytes: model, element type, layout and sizes
+of its pieces. Unless all ranks hold the same, it also covers which rank it is. SGLang takes the least of what its ranks find.
 
 SGLang calls from threads of its own, never from the scheduler's."""
 
@@ -21,18 +21,18 @@ from ..vllm.identity import EngineIdentity
 
 logger = logging.getLogger("ucmclient.engine.sglang")
 _WHERE = '"ucm" in --hicache-storage-backend-extra-config'
-#: SGLang's arguments that decide about weights. It tells its storages only the name under which it serves them.
+#: SGLang's arguments that decide which weights are read. It tells its storages only the name under which it serves them.
 _WEIGHTS = ("model_path", "revision", "dtype", "quantization", "load_format", "json_model_override_args")
 _DRAFT = ("speculative_algorithm", "speculative_draft_model_path", "speculative_draft_model_revision", "speculative_draft_model_quantization")
 
 
 class Refused(ValueError):
-    """What would be right is in the sentence."""
+    """The message says what would be right."""
 
 
 def _of_all_ranks(mine: Any) -> list[Any]:
-    """What each of the ranks says that work on the same requests: they register their pools in one order. An SGLang that names them otherwise has each
-    rank speak for itself."""
+    """What each rank that works on the same requests says. The ranks register their pools in one order. If an SGLang names its groups of ranks
+    otherwise, each rank speaks for itself."""
     try:
         from sglang.srt.runtime_context import get_parallel
         group = get_parallel().attn_tp_group
@@ -83,7 +83,7 @@ class UcmStorage(HiCacheStorage):
 
     @staticmethod
     def _geometry(name: str, pool: Any) -> tuple[list[Fragment], int, int]:
-        """Pieces of a page, pages, and tokens of a page, by what the pool says of its first pages and its last one."""
+        """Pieces of a page, pages, and tokens of a page, from what the pool says of its first pages and its last one."""
         import torch
 
         tokens = int(getattr(pool, "page_size", 1) or 1)
@@ -164,8 +164,8 @@ class UcmStorage(HiCacheStorage):
     # ---- several pools ----
 
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> PoolTransferResult:
-        """The longest prefix of K and V that every pool can restore: a pool of all pages as far as it has them, one of trailing pages
-        where it has the last ones."""
+        """The longest prefix of K and V that every pool can restore. A pool of all pages restores as far as it has them. A pool of trailing pages
+        restores where it has the last ones."""
         pages = self.batch_exists(keys)
         hits: dict[str, int] = {PoolName.KV: pages} if pages else {}
         restorable = list(range(1, pages + 1))

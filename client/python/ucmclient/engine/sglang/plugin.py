@@ -1,8 +1,8 @@
 """SGLang's host pools in memory that the daemon can map: the entry point "sglang.srt.plugins" of this package.
 
 SGLang takes a host pool from a memfd of its own if the storage's extra config says "allocator": "shm". That memfd can't be sealed against
-shrinking, and the daemon maps no memory that a client can take from under it. So these pools are made of SharedMemory here, in any
-other way as SGLang makes them; pools of other allocators are left alone."""
+shrinking, and the daemon maps no memory that a client can take away from it. So here these pools are made of SharedMemory, and otherwise
+as SGLang makes them. Pools of other allocators stay as they are."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TARGET = "sglang.srt.mem_cache.storage.mmap.alloc_shm"
 
 
 def alloc_shm(dims: tuple[int, ...], dtype: Any) -> tuple[Any, int, SharedMemory]:
-    """A tensor in memory that is there already, as cudaHostRegister wants it; a descriptor, which the caller closes; and what the caller
-    keeps as long as the daemon may map the tensor."""
+    """Returns a tensor in memory that is there already, as cudaHostRegister needs it. Next a descriptor, which the caller closes. Last an
+    object, which the caller keeps as long as the daemon may map the tensor."""
     import torch
 
     count = math.prod(dims)

@@ -3,12 +3,12 @@
 A block is kept under a chained hash of its tokens and all before them, of the request's salt, its LoRA adapter and its images. A rank keeps its part;
 a block is found when all ranks have stored theirs.
 
-TensorRT-LLM promises less than vLLM, which decides about three things here:
+TensorRT-LLM promises less than vLLM, which has three consequences here:
 
-- It can't be told that a load failed. What a lookup found is leased until its request ends, and a load that fails nevertheless raises.
-- It frees pages without a word, as when it pauses a request. It writes to freed pages in the next forward pass at the earliest, so a worker
-  waits at its beginning until what it saves is saved.
-- A request may get fewer blocks than it was offered. What is saved is what the scheduler's own positions say is computed, never what was offered."""
+- It can't be told that a load failed. So what a lookup found is leased until its request ends, and a load that fails nevertheless raises an error.
+- It frees pages without a word, as when it pauses a request. It writes to freed pages in the next forward pass at the earliest. So at the begin of each
+  pass a worker waits for its saves to end.
+- A request may get fewer blocks than it was offered. So it saves what the scheduler's own positions say is computed, never what was offered."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ from ..vllm.identity import EngineIdentity
 logger = logging.getLogger("ucmclient.engine.trtllm")
 #: Settings as JSON: TensorRT-LLM's configuration of a connector has no place for them.
 VARIABLE = "UCM_TRTLLM"
-#: Where TensorRT-LLM waits in its loop, other limits are right than in threads of a plug-in.
+#: TensorRT-LLM waits for these in its loop, so other limits are right than in threads of a plug-in.
 _DEFAULTS = {"lookup_timeout": 0.05, "transfer_timeout": 15.0}
 #: Seconds that a lookup keeps what it found, unless its request ends before.
 _LEASE = 120.0
-#: TensorRT-LLM's arguments that determine weights, and so KV.
+#: TensorRT-LLM's arguments that determine weights, and therefore KV.
 _WEIGHTS = ("revision", "dtype", "quant_config", "load_format", "model_kwargs", "sparse_attention_config", "speculative_config")
 #: Beyond a transfer's deadline, in seconds.
 _PATIENCE = 5.0
 
 
 class Refused(RuntimeError):
-    """What would be right is in the sentence."""
+    """The message says what would be right."""
 
 
 class LoadFailed(RuntimeError):
-    """TensorRT-LLM was promised blocks that did not come, and can't be told: going on would compute with wrong KV."""
+    """TensorRT-LLM was promised blocks that did not come, and can't be told. Without this error it would compute with wrong KV."""
 
 
 @dataclass
@@ -182,8 +182,8 @@ class UcmWorker(KvCacheConnectorWorker):
 
 
 class _Request:
-    """Blocks [first, first + found) are to be loaded, those before `saved` are stored. known: it has come as a new one, so tokens and pages, by
-    block, are all that it has."""
+    """Blocks [first, first + found) are to be loaded, and those before `saved` are stored. known: the request has come as a new one, so tokens and pages
+    (by block) are all that it has."""
 
     def __init__(self, seed: bytes, keys: list[bytes], first: int, found: int, saved: int, leases: list[Any]):
         self.seed, self.keys, self.first, self.found, self.saved, self.leases = seed, keys, first, found, saved, leases
@@ -210,7 +210,7 @@ class UcmScheduler(KvCacheConnectorScheduler):
             return 0, False
         tokens = list(request.get_tokens(0))
         keys, first = _chain(seed, tokens, self._block), num_computed_tokens // self._block
-        # One token is left to compute, and a block that is computed in part stays as it is.
+        # It leaves one token to compute, and leaves a block alone that is computed in part.
         there, leases = self._store.hold_prefix(keys[: (len(tokens) - 1) // self._block], _LEASE)
         found = max(0, there - first) if num_computed_tokens % self._block == 0 else 0
         self._requests[request.request_id] = _Request(seed, keys, first, found, min(there, first) + found, leases)
@@ -235,7 +235,7 @@ class UcmScheduler(KvCacheConnectorScheduler):
                 state.pages += data.new_block_ids
                 self._step(meta, data, state)
             elif state is not None:
-                # Looked up again after a pause: what came before is not told again, so nothing is known to save by.
+                # It was looked up again after a pause. TensorRT-LLM does not tell again what came before, so nothing is known to save by.
                 self._loads(meta, state)
                 self._forget(data.request_id)
         return meta
@@ -286,8 +286,8 @@ def _drafts(args: Any) -> list[tuple[str, Optional[str]]]:
 
 
 def _adapter(request: Any, adapters: dict[tuple[Any, str], str]) -> Optional[str]:
-    """What tells its LoRA adapter apart; "" without one. None: nothing does. Its number alone may be another adapter's in another engine, or in the
-    next one; and if its files changed since this process began, this engine may have either version."""
+    """What tells its LoRA adapter apart; "" without one. None: nothing does. Its number alone may be another adapter's in another engine, or in the next
+    one. If its files changed since this process began, this engine may have either version."""
     number, path = getattr(request, "lora_task_id", None), getattr(request, "py_lora_path", None) or ""
     if number is None:
         return ""
@@ -299,7 +299,7 @@ def _adapter(request: Any, adapters: dict[tuple[Any, str], str]) -> Optional[str
 
 
 def _seed(request: Any, adapters: dict[tuple[Any, str], str]) -> Optional[bytes]:
-    """Stands for what changes KV besides tokens. None: it can't be told, so nothing is shared. adapters: as they were when they came first."""
+    """Stands for what changes KV besides tokens. None: that is unknown, so nothing is shared. adapters: as they were when they came first."""
     images = getattr(request, "multimodal_hashes", None)
     if not images and (getattr(request, "multimodal_positions", None) or getattr(request, "multimodal_lengths", None)):
         return None

@@ -1,4 +1,4 @@
-"""What both interfaces of UCM's stores have in common: a namespace by a store's configuration, and moves as numbered tasks."""
+"""What both interfaces of UCM's stores have in common: a store's configuration decides the namespace, and moves are numbered tasks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATIENCE = 60.0
 
 
 class Refused(RuntimeError):
-    """What would be right is in the sentence. UCM expects RuntimeError of its stores."""
+    """The message says what would be right. UCM expects RuntimeError of its stores."""
 
 
 class NotThere(RuntimeError):
@@ -36,7 +36,7 @@ class Unhealthy(RuntimeError):
 
 
 def own_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Optional[int]]:
-    """What config["ucmd"] says: settings, the namespace's name, and shards of a block."""
+    """What config["ucmd"] says: settings, the namespace's name, and UCM's shards of a block."""
     own = dict(config.get("ucmd") or {})
     model, shards = own.pop("model", "ucm"), own.pop("shards", None)
     if not isinstance(model, str) or not model:
@@ -57,7 +57,8 @@ class Store:
     def __init__(
         self, settings: Mapping[str, Any], model: str, block_bytes: int, shards: int, sizes: Sequence[int], threads: int, group: str = ""
     ):
-        """sizes: of the pieces of a shard; one for all of it, if this store moves nothing. group: what else than the ids tells blocks apart."""
+        """sizes: of the pieces of one of UCM's shards; one for all of it, if this store moves nothing. group: what tells blocks apart besides their
+        ids."""
         self.settings = settings_of({"lookup_timeout": _LOOKUP, **settings}, WHERE)
         identity = EngineIdentity(
             model=model, dtype="bytes", layout=f"ucm/1/{group}" if group else "ucm/1", block_tokens=1, layer_bytes=block_bytes // shards, layers=(shards,),
@@ -76,7 +77,7 @@ class Store:
     def fetch(self, blocks: Sequence[bytes]) -> None:
         try:
             self._movers.start(self.places.fetch, [key_of(block) for block in blocks])
-        except RuntimeError as error:  # a hint that may be left out
+        except RuntimeError as error:  # this call may be left out
             logger.debug("not prefetched: %s", error)
 
     def drop(self, blocks: Sequence[bytes]) -> bool:

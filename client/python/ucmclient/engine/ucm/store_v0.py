@@ -1,7 +1,7 @@
 """UCM's older store on ucmd: fragments of a block by their offsets, and blocks that begin with create() and end with commit().
 
-A fragment is a shard. The daemon finds a block once all its shards are there, so create() reserves nothing and commit() publishes nothing; a
-commit that says the block failed drops it."""
+A fragment is a layer of the daemon's. The daemon finds a block once all its layers are there, so create() reserves nothing and commit() publishes
+nothing. A commit that says the block failed drops it."""
 
 from __future__ import annotations
 

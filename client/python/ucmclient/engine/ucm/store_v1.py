@@ -1,9 +1,10 @@
 """UCM's store V1 on ucmd, by "ucm_connector_module_path" or ucmclient.engine.ucm.register() (docs/engines.md).
 
-A block is kept under its id, in as many shards as block_size has shard_size. It is found when all its shards are there. The id is all that UCM
-says of what a block holds, so engines share by it: what it leaves out (weights, type of the KV cache, its layout) belongs into model, revision or salt.
+A block is kept under its id. UCM cuts it into block_size / shard_size shards, each of which is a layer of the daemon's. A block is found when all of
+them are there. The id is all that UCM says of what a block holds, so engines share by it. What the id leaves out (weights, type of the KV cache, its
+layout) belongs into model, revision or salt.
 
-Written for UCM 0.8.1 and what is older."""
+Written for UCM 0.8.1 and older versions."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ try:  # UCM 0.8 remembers blocks that one of its ranks did not find, and continu
 except ImportError:
     StoreNotFoundError = StoreUnhealthyError = RuntimeError
 
-#: Tasks that move at once: while the daemon copies for one, it is being asked for the next ones.
+#: Tasks that move at once. While the daemon copies for one, it gets the next ones.
 _THREADS = 4
-#: UCM pads shards to this for its own files.
+#: UCM pads its shards to this for its own files.
 _PADS = 4096
 
 
@@ -36,7 +37,7 @@ class UcmdTask(Task):
 
 
 def _shape(config: Mapping[str, Any], own_bytes: Optional[int], shards: Optional[int]) -> tuple[int, int, list[int]]:
-    """Bytes of a block, its shards, and the sizes of a shard's pieces. own_bytes, shards: what the user says."""
+    """Bytes of a block, UCM's shards of it, and the sizes of a shard's pieces. own_bytes, shards: what the user says."""
     block, shard = int(config.get("block_size") or 0), int(config.get("shard_size") or 0)
     sizes = [int(size) for size in config.get("tensor_size_list") or ()]
     block = block if shard else own_bytes or block
@@ -67,7 +68,7 @@ def _own_bytes(told: Any, group: str) -> Optional[int]:
 
 
 def _tell(config: Mapping[str, Any], block: int, shards: int) -> None:
-    """Warns if a scheduler's store will find nothing: UCM tells it only the padded bytes of a block."""
+    """Warns if a scheduler's store will find nothing, since UCM tells it only the padded bytes of a block."""
     own, lacks = config.get("ucmd") or {}, []
     if shards > 1 and "shards" not in own:
         lacks.append(f'"shards": {shards}')
@@ -116,7 +117,7 @@ class UcmdStore(UcmKVStoreBaseV1):
         return self._start("save", block_ids, shard_index, src_addr, prerequisite_handle)
 
     def _start(self, verb: str, blocks: list[bytes], shards: Sequence[int], rows: Any, event: int = 0) -> Task:
-        # Some of UCM's callers give no shards where a block has one.
+        # Some of UCM's callers name no shards if a block has only one.
         return UcmdTask(*self._store.start(verb, blocks, shards if len(shards) else [0] * len(blocks), rows, event))
 
     def wait(self, task: Task) -> None:

@@ -1,7 +1,7 @@
 """What tells LoRA adapters apart, besides the name by which the engine hashes them.
 
-An adapter's files may be others when the engine reads them than when a request is looked up, and others again when it reads them again. So the scheduler's
-half says with each copy which version its keys stand for, and the workers' halves, in whose processes adapters are read, take part in no copy of another one.
+An adapter's files may change between a request's lookup and the engine's reading of them, and again before it reads them again. So the scheduler's half says
+with each copy which version its keys stand for. The workers' halves, in whose processes adapters are read, take part in no copy of another version.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..weights import before_reading, commit_of, files_at, local
 
 logger = logging.getLogger("ucmclient.engine.vllm")
 
-#: What this process has read last, by its engines' managers of adapters, of which it mostly has one, and their numbers.
+#: What this process has read last: by its engines' managers of adapters (mostly one) and by the adapters' numbers.
 _read: WeakKeyDictionary[Any, dict[int, bytes]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """The engine's number of it, and a digest of its path and the names, sizes and times of its files."""
+    """The engine's number of it, and a hash of its path and the names, sizes and times of its files."""
 
     number: int
     digest: bytes
@@ -39,7 +39,8 @@ def adapter_of(request: Any) -> Optional[Adapter]:
 
 
 def digest_of(lora: Any, anew: bool = False) -> bytes:
-    """Random where nothing is known of the files, as of an adapter that came as tensors. anew: of a hub's adapter, not as it was a little earlier."""
+    """Random if nothing is known of the files, as for an adapter that came as tensors. anew: look at a hub's adapter again, instead of remembering an
+    earlier look."""
     path = str(getattr(lora, "lora_path", "") or getattr(lora, "path", ""))
     of = _files_in(path, anew)
     known = repr((*of, bool(getattr(lora, "is_3d_lora_weight", False)))).encode() if of is not None else os.urandom(32)
@@ -52,7 +53,7 @@ def _commit(path: str, anew: bool) -> Optional[str]:
 
 
 def _files_in(path: str, anew: bool) -> Optional[tuple[Any, ...]]:
-    """The files of an adapter: of one on a hub, its name and commit."""
+    """The files of an adapter. Of one on a hub, its name and commit."""
     here = local(path)
     if here is None:
         commit = _commit(path, anew)

@@ -1,5 +1,6 @@
-"""The attention backend of sparse decoding on a CPU: backend.py says what it promises. Dense tokens of requests whose blocks all
-have pages are attended with vLLM's own tables, others over copies of their blocks in one array. Sparse tokens go to SparseWorker."""
+"""The attention backend of sparse decoding on a CPU: backend.py says what it promises. If all blocks of a request have pages, its dense
+tokens are attended with vLLM's own tables. Otherwise they are attended over copies of its blocks in one array. Sparse tokens go to
+SparseWorker."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _SCHEDULE = frozenset(inspect.signature(ops.cpu_attn_get_scheduler_metadata).par
 
 
 class SparseBackend(CPUAttentionBackend):
-    """Has its base's name, since it keeps blocks as that does: engines with and without it share dense blocks."""
+    """It has its base's name, since it keeps blocks as that does, and the name is in the namespace's identity. So engines with and without
+    `sparse` share dense blocks if both store a block's layers one by one (docs/vllm.md, "Which engines share blocks")."""
 
     attends_sparsely = True
 

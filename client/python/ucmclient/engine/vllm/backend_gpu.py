@@ -1,7 +1,7 @@
 """The attention backend of sparse decoding on a GPU: FlashAttention as vLLM has it, but for tokens that a policy makes sparse.
 
-Two forms of a layer. Where each request has one token, nothing is asked of the host: the GPU finds out which requests are sparse, so
-the layer runs the same eagerly and in a CUDA graph of vLLM's (FULL_DECODE_ONLY). Other batches (prompts, requests that are computed
+A layer has two forms. If each request has one token, the host decides nothing: the GPU finds out which requests are sparse. So the
+layer runs the same eagerly and in a CUDA graph of vLLM's (FULL_DECODE_ONLY). Other batches (prompts, requests that are computed
 again) run eagerly, and their sparse tokens wait for what they need, layer by layer.
 """
 
@@ -26,7 +26,9 @@ _OF_THE_WHOLE = {"scheduler_metadata": None}
 
 
 class SparseBackend(FlashAttentionBackend):
-    """Has its base's name, since it keeps blocks as that does: engines with and without it share dense blocks."""
+    """It has its base's name, since it keeps blocks as that does, and the name is in the namespace's identity. But with `sparse` a
+    block's layers are stored one by one. Engines without it share dense blocks only if they do so, too (docs/vllm.md, "Which
+    engines share blocks"). By default a plain engine asks vLLM for all layers of a block side by side, and stores them as one."""
 
     attends_sparsely = True
 

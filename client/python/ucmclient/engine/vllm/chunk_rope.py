@@ -1,4 +1,5 @@
-"""How an engine's model rotates K, for the setting `chunks`: from what vLLM says of the model, compared with the tables that it rotates by.
+"""How an engine's model rotates K, for the setting `chunks`. It comes from what vLLM says of the model, and is compared with the tables that vLLM
+rotates by.
 
 Reads vLLM's objects by attribute, without importing vLLM. docs/design/blend.md has the kinds of scaling.
 """
@@ -26,8 +27,8 @@ _LOOKED, _NEAR = (1, 10, 100, 1000), 0.01
 
 @dataclass(frozen=True)
 class Rerotation:
-    """rope: without rows, which the engine's pages have. length: what the engine computes dynamic scaling's frequencies for, whatever a request's is; 0
-    of other kinds."""
+    """rope: without rows, which the engine's pages decide. length: the one for which the engine computes dynamic scaling's frequencies, whatever a
+    request's length is; 0 for other kinds."""
 
     rope: Rope
     length: int
@@ -87,8 +88,8 @@ def _rerotation(of: Any, found: Mapping[str, Any], interleaved: bool) -> Rerotat
 
 
 def check_tables(of: Rerotation, tables: Iterable[Any]) -> None:
-    """tables: vLLM's rotary embeddings of this process. Refuses an engine that rotates otherwise than its configuration says, as where a vLLM of another
-    version understands a kind of scaling otherwise, or that does not say."""
+    """tables: vLLM's rotary embeddings of this process. Refuses an engine that does not rotate as its configuration says, or that does not show its
+    tables. A vLLM of another version may understand a kind of scaling otherwise."""
     there = list(tables)
     if not there:
         raise Unsupported(f"chunks: this vLLM does not say by which tables it rotates K: take another version, {REMEDY}")
@@ -108,7 +109,7 @@ def _alike(of: Rerotation, table: Any) -> bool:
     for position in (row for row in _LOOKED if row < len(cache)):
         row = cache[position].tolist()
         for f, cos, sin in zip(wanted, row[:half], row[half:]):
-            length = math.hypot(cos, sin) or 1.0  # of YaRN's it is not 1
+            length = math.hypot(cos, sin) or 1.0  # with YaRN it is not 1
             if abs(cos / length - math.cos(f * position)) > _NEAR or abs(sin / length - math.sin(f * position)) > _NEAR:
                 return False
     return True

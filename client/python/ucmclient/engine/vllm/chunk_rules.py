@@ -20,7 +20,7 @@ from .settings import Settings
 _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 #: Attention backends that keep a token's channels of a head side by side.
 ROWS = {"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION"}
-#: That of CPUs, and the instruction sets for which it keeps K of a head with the tokens of a channel side by side, and V after it.
+#: The backend of CPUs, and instruction sets. For these it keeps K of a head with the tokens of a channel side by side, and V after it.
 COLUMNS, _COLUMN_SETS = "CPU_ATTN", ("vec", "vec16")
 
 
@@ -53,7 +53,7 @@ def _reasons(settings: Settings, config: Any, groups: Optional[Sequence[Any]]) -
 
 
 def chunk_settings(settings: Settings) -> Settings:
-    """Settings of the half that loads and stores chunks. The lookup table and events are about prefixes."""
+    """Settings of the half that loads and stores chunks. It uses no lookup table and no events, which are about prefixes."""
     return replace(settings, lookup_table=False, block_metadata=False)
 
 
@@ -62,7 +62,7 @@ def chunk_settings(settings: Settings) -> Settings:
 
 @dataclass(frozen=True)
 class Rerotated:
-    """How a worker's pages hold chunks. rope: the model's, with the rows of a block."""
+    """How a worker's pages hold chunks. rope: of the model, with the rows of a block."""
 
     layout: Layout
     rerotation: Rerotation
@@ -123,7 +123,7 @@ def _in_columns(rope: Rope, tensor: Any, fragments: Sequence[Fragment], blocks: 
 
 
 def _in_rows(rope: Rope, tensor: Any, fragments: Sequence[Fragment], blocks: int, of: Heads) -> Rope:
-    """K first, all rows of a block side by side: which of them are tokens and which heads does not matter, since a block turns as one."""
+    """K first, all rows of a block side by side. A block is re-rotated as one, so it does not matter which rows are tokens and which are heads."""
     axes, kind = axes_of(tensor, blocks, of), kind_of(tensor)
     rows = of.tokens * of.heads
     row = of.dim * (axes.pair if axes is not None else 1)

@@ -1,7 +1,7 @@
-"""The scheduler's half for chunks (docs/blend.md): which requests load or store them, and which blocks of a chunk stand where in a prompt.
+"""The scheduler's half for chunks (docs/blend.md): which requests load or store them, and where a chunk's blocks stand in a prompt.
 
 Promises: only a request whose cache salt begins with SALT loads re-rotated blocks, and nothing of such a request is stored under any key. So vLLM's own
-prefix cache has blended KV under such salts alone, and a chunk is stored only of a request that has another salt, or none, and is the chunk from its
+prefix cache has blended KV only under such salts. A chunk is stored only of a request that has another salt or none, and that is the chunk from its
 first token on.
 """
 
@@ -40,7 +40,7 @@ def _salted(request: Any) -> bool:
 
 
 def takes(request: Any) -> bool:
-    """Whether it is served as chunks, or not at all, and not by prefixes."""
+    """Whether it is not served by prefixes. It is then served as chunks, or not at all."""
     return _salted(request) or _params(request).get(STORE) is True
 
 
@@ -71,7 +71,7 @@ class _ChunkRequest(Request):
         return self._keys_of[number]
 
     def _at(self, block: int) -> Optional[tuple[bytes, int]]:
-        """Key and old position of what may be loaded to that block of the prompt."""
+        """By block of the prompt: key and old position of what may be loaded there."""
         token = block * self.block_tokens
         number = bisect.bisect_right(self.starts, token) - 1
         if number < 0 or token < reused_from(self.spans[number], self.first):
@@ -105,13 +105,13 @@ class _ChunkRequest(Request):
 
 @dataclass
 class _RunPromise(Promise):
-    """The promise of a run that does not begin with the request."""
+    """The promise of a run that does not begin at the request's first block."""
 
     first: int = 0
 
 
 class ChunkScheduler(SchedulerHalf):
-    """For the requests that `takes` says."""
+    """For the requests that `takes` accepts."""
 
     def __init__(self, settings: Settings, block_tokens: int, length: int, workers: int):
         """length: Rerotation's."""
@@ -121,7 +121,7 @@ class ChunkScheduler(SchedulerHalf):
         self._told: set[str] = set()
 
     def _adapter(self, tracked: Request) -> bytes:
-        """The engine's hashes, which know an adapter's name, are no part of these keys."""
+        """These keys do not include the engine's hashes, which know an adapter's name."""
         digest = super()._adapter(tracked)
         return hashlib.sha256(digest + str(getattr(tracked.vllm.lora_request, "lora_name", "")).encode()).digest() if digest else digest
 
@@ -146,14 +146,14 @@ class ChunkScheduler(SchedulerHalf):
         return tracked
 
     def tell(self, sentence: str, name: str) -> None:
-        """Once of each kind: sentences are alike up to their numbers."""
+        """Logs each kind once. Sentences of one kind differ only in numbers."""
         kind = "".join(c for c in sentence if not c.isdigit())
         if kind not in self._told and len(self._told) < 64:
             self._told.add(kind)
             logger.warning("request %s is computed without chunks: %s", name, sentence)
 
     def _read(self, tracked: _ChunkRequest) -> None:
-        """What the request says of chunks. Raises ValueError where that is wrong; it is then computed, and not stored."""
+        """What the request says of chunks. Raises ValueError if that is wrong. The request is then computed, and not stored."""
         request, params = tracked.vllm, _params(tracked.vllm)
         if getattr(request, "mm_features", None) or getattr(request, "prompt_embeds", None) is not None:
             raise ValueError("it has more than tokens in its prompt, which keys of chunks don't know")
@@ -201,7 +201,7 @@ class ChunkScheduler(SchedulerHalf):
         return 0
 
     def finished(self, request: Any, blocks: list[int]) -> tuple[bool, Optional[dict[str, Any]]]:
-        """Hands nothing over: decode would wait for blocks of a prefix."""
+        """Hands nothing over, since decode would wait for blocks of a prefix."""
         return super().finished(request, blocks)[0], None
 
     def allocated(self, request: Any, blocks: list[int], tokens: int) -> None:
@@ -215,7 +215,7 @@ class ChunkScheduler(SchedulerHalf):
 
 
 class ChunkingScheduler(SchedulerHalf):
-    """The scheduler's half of an engine with the setting: requests with chunks go to a half of their own."""
+    """The scheduler's half of an engine with the setting. Requests with chunks go to a half of their own."""
 
     def __init__(self, settings: Settings, block_tokens: int, length: int, workers: int = 1):
         super().__init__(settings, block_tokens, workers=workers)

@@ -1,4 +1,4 @@
-"""The worker's half of an engine with the setting `chunks`: besides that of prefixes one whose loads re-rotate K, over the same pages."""
+"""The worker's half of an engine with the setting `chunks`. It has a half for prefixes, and over the same pages one whose loads re-rotate K."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .worker import WorkerHalf
 class ChunkingWorker(WorkerHalf):
     def __init__(self, settings: Settings, identity: EngineIdentity, layout: Layout, *, shifted: Rerotated, name: str, part: int, writes: bool, on_gpu: bool,
                  event: Any, **named: Any):
-        """named: WorkerHalf's, about prefixes."""
+        """named: arguments of WorkerHalf, for prefixes."""
         of = {"part": part, "writes": writes, "on_gpu": on_gpu, "event": event}
         super().__init__(settings, identity, layout, name=name, **of, **named)
         assert identity.chunks is not None

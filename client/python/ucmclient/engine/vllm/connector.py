@@ -212,7 +212,7 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
                 logger.info("%s", sentence)
 
     def _look_at_weights(self) -> None:
-        """All ranks have read them by now, and share with nobody if any of them may have read others."""
+        """All ranks have read them by now. They share with nobody if any rank may have read others."""
         self._read = model_weights(self._config, self._settings)
         draft = self._drafts.doubt if self._drafts is not None else ""
         forget()
@@ -337,7 +337,7 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
             self._layers.layer(layer_name)
 
     def wait_for_save(self) -> None:
-        """When all layers of a step have run, a draft model's too."""
+        """vLLM calls it when all layers of a step have run, also a draft model's."""
         if self._sparse is not None:
             self._sparse.end()
         if self._worker is not None:
@@ -438,7 +438,7 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
         self._scheduler.allocated(request, tables[0] if self._groups is None else tables, num_external_tokens)
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
-        """Splits hits into DRAM and NVMe, for vLLM's statistics."""
+        """Splits hits by DRAM and NVMe, for vLLM's statistics."""
         slow = min(self._scheduler.from_nvme(request), num_external_tokens)
         tiers = {_base.CacheHitSource.HOST: num_external_tokens - slow, _base.CacheHitSource.DISK: slow}
         return {tier: tokens for tier, tokens in tiers.items() if tokens}
@@ -475,7 +475,7 @@ class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
         return self._feed.take() if self._feed is not None else []
 
     def _namespace(self) -> Optional[bytes]:
-        """By its fingerprint; None while the daemon is away."""
+        """Names the namespace by its fingerprint; None while the daemon is away."""
         link = self._scheduler.link
         ns = link.ns if link is not None else None
         return ns.fingerprint if ns is not None else None
@@ -542,7 +542,7 @@ def _all_stages(mine: Stage) -> Sequence[Stage]:
 
 
 def _of_all_ranks(config: Any, mine: Any) -> list[Any]:
-    """What each rank of this engine says, of a stage first, then of the stages."""
+    """What each rank of this engine says: first the ranks of a stage, then the stages."""
     said = [mine]
     for size, group in (("tensor_parallel_size", "get_tp_group"), ("pipeline_parallel_size", "get_pp_group")):
         if getattr(config.parallel_config, size, 1) > 1:

@@ -1,5 +1,5 @@
-"""Decode context parallelism: ranks with the same heads hold a block's tokens in turn, so each of them is a part of the block, and a
-block is as many times longer (docs/vllm.md, "Ranks"). Reads vLLM's configuration objects by attribute, without importing vLLM.
+"""Decode context parallelism: ranks with the same heads hold a block's tokens in turn. So each of them holds a part of the block, and a
+block has as many times more tokens (docs/vllm.md, "Ranks"). Reads vLLM's configuration objects by attribute, without importing vLLM.
 """
 
 from __future__ import annotations

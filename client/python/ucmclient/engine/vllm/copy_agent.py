@@ -24,8 +24,8 @@ logger = logging.getLogger("ucmclient.engine.vllm")
 #: Fragments of this size and more need no copy agent (docs/design/copy.md).
 _LARGE = 512 << 10
 
-#: By encoding: entries of the ring, and bytes of each. `q4` takes the bus so little time that more of its entries must be
-#: under way while the worker's kernels run (docs/design/copy.md). Others: the library's.
+#: By encoding: entries of the ring, and bytes of each. `q4` uses the bus for so short a time that more of its entries must be under
+#: way while the worker's kernels run (docs/design/copy.md). Others: the library's.
 _RINGS = {"q4": (8, 8 << 20)}
 
 
@@ -71,8 +71,8 @@ class WorkerCopyAgent:
     def register(
         self, ns: Namespace, parts: Sequence[tuple[int, RegionMemory]], blocks: int, timeout: float, rope: Optional[Rope] = None
     ) -> Union[Region, Regions, None]:
-        """parts: that this worker holds, with the memory of each. Returns None if they must be registered without a copy agent. Raises
-        only errors that would hit that, too."""
+        """parts: those that this worker holds, with the memory of each. Returns None if they must be registered without a copy agent.
+        Raises only errors that a registration without one would raise, too."""
         gpu = parts[0][1].gpu if parts else None
         if self._obstacle is not None or gpu is None:
             return None
@@ -86,7 +86,7 @@ class WorkerCopyAgent:
                     )
                     for part, of in parts
                 ]
-                # An engine that sleeps wants the copy agent's memory back too. Closing that unregisters the regions.
+                # An engine that sleeps also needs the copy agent's memory back. Closing the copy agent unregisters the regions.
                 return Regions.of(regions, copy_agent.close)
             except UcmError:
                 copy_agent.close(timeout)

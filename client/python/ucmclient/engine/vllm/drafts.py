@@ -1,5 +1,5 @@
-"""Speculative decoding whose draft keeps KV of its own (EAGLE, MTP, draft models): its layers lie next to the model's in each block
-(docs/vllm.md, "Draft layers"). Reads vLLM's configuration objects by attribute, without importing vLLM.
+"""Speculative decoding whose draft keeps KV of its own (EAGLE, MTP, draft models). The draft's layers lie next to the model's in each
+block (docs/vllm.md, "Draft layers"). Reads vLLM's configuration objects by attribute, without importing vLLM.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Drafts:
 
 
 def drafts_of(config: Any) -> Optional[Drafts]:
-    """None: nothing drafts, or what does keeps no KV."""
+    """None: there is no draft, or it keeps no KV."""
     of = getattr(config, "speculative_config", None)
     method = getattr(of, "method", None)
     if of is None or method in _WITHOUT:

@@ -1,8 +1,8 @@
-"""Hands vLLM what becomes of this engine's blocks in ucmd, for its own publisher of KV events (take_events).
+"""Tells vLLM what becomes of this engine's blocks in ucmd, for vLLM's own publisher of KV events (take_events).
 
-A thread follows the daemon's events (docs/events.md) by a connection of its own, from a list of all blocks on. It remembers what it
-has told, and after a gap tells the difference: AllBlocksCleared would speak of the GPU's blocks, too. While its events are not taken
-it asks for no further ones; the daemon's ring continues meanwhile.
+A thread follows the daemon's events (docs/events.md) by a connection of its own, beginning with a list of all blocks. It remembers
+what it has told, and after a gap tells the difference. It can't send AllBlocksCleared, which is about the GPU's blocks, too. While
+vLLM does not take its events, it asks for no further ones; the daemon's ring continues meanwhile.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def listed(client: Client, ns: int) -> Iterator[dict[str, Any]]:
 
 
 def parents_first(blocks: dict[bytes, dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A router takes over a block only where it knows the parent."""
+    """A router accepts a block only if it knows the parent."""
     done: set[bytes] = set()
     for key in blocks:
         chain = []

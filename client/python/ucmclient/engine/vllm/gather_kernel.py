@@ -1,4 +1,4 @@
-"""All pieces of many blocks in one launch, as a kernel of Triton's, which vLLM has wherever it has a GPU of NVIDIA's."""
+"""A Triton kernel that moves all pieces of many blocks in one launch. vLLM has Triton wherever it has a GPU of NVIDIA's."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _STEP = 1024
 
 @triton.jit
 def _move(ids, pieces, rows, width, take: tl.constexpr, step: tl.constexpr):
-    """One piece of one block, between its page and its row. pieces: of each its address, the distance of pages, its elements, and where
-    it begins in a row."""
+    """Moves one piece of one block between its page and its row. pieces: for each its address, the distance of pages, its elements, and
+    where it begins in a row."""
     row, piece = tl.program_id(0).to(tl.int64), pieces + tl.program_id(1) * 4
     block = tl.load(ids + row)
     if block >= 0:

@@ -1,9 +1,9 @@
-"""Ranks with the same bytes load once (setting `gather_loads`): each rank loads a share of a hit's blocks over its own link, and the ranks gather
-the others' shares from each other.
+"""Ranks with the same bytes load once (setting `gather_loads`). Each rank loads a share of a hit's blocks over its own link, and gathers the
+others' shares from them.
 
-Ranks' loads end at different times, and one may fail. So nobody gathers by itself: each rank reports its share with the step's
-output, and when all have, the scheduler's half tells all of them, in one plan, to gather. A rank waits for no other but in that
-collective, which all ranks call in the same step, as they call those of the model.
+Ranks' loads end at different times, and one may fail. So no rank decides to gather. Each rank reports its share with the step's output. When
+all have, the scheduler's half tells all of them, in one plan, to gather. A rank waits for others only in that collective, which all ranks
+call in the same step, as they call the model's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .plan import Copy, Gather, Plan
 from .settings import Settings
 from .worker import WorkerHalf, _Load
 
-#: Blocks for each rank from which a load is shared out: what is smaller comes sooner to all than it is gathered.
+#: A load is shared out from so many blocks for each rank on. It takes less time to load a smaller one in all ranks than to gather it.
 _LEAST = 4
 
 #: Brings every rank's share of blocks to all ranks' pages; the lists are the same in all ranks. Returns a GPU event that comes when
@@ -36,7 +36,7 @@ def ranks_with_the_same(config: Any, kv_cache_config: Any, settings: Settings) -
 
 
 def shares_of(blocks: Sequence[int], ranks: int) -> list[Sequence[int]]:
-    """Each rank's: neighbours, as these make long copies. Shares at the end may be shorter, or empty."""
+    """Each rank's share. It has neighbouring blocks, since these make long copies. Shares at the end may be shorter, or empty."""
     most = -(-len(blocks) // ranks)
     return [blocks[i * most : (i + 1) * most] for i in range(ranks)]
 
@@ -75,7 +75,7 @@ class GatheringWorker(WorkerHalf):
         self._rank, self._ranks, self._exchange = rank, ranks, exchange
         #: Loads that are shared out and not gathered yet.
         self._whole: dict[int, Copy] = {}
-        #: Requests of these whose KV is of weights that the engine had.
+        #: Requests of these whose KV is of weights that the engine had before.
         self._void: set[str] = set()
         #: Shares that are over: by load one rank, this one, and which of its blocks did not come.
         self._arrived: dict[int, tuple[int, frozenset[int]]] = {}
@@ -122,8 +122,8 @@ class GatheringWorker(WorkerHalf):
         return self._exchange(shares_of(copy.blocks, self._ranks)) if len(gather.failed) < len(copy.blocks) else None
 
     def finished(self) -> tuple[set[str], set[str]]:
-        """Tells of no load into whose pages this rank still gathers. The engine takes a step's output before its stream has ended what comes
-        after the model, and may then give the pages to another load, which does not wait for that stream."""
+        """Tells of no load into whose pages this rank still gathers. The engine takes a step's output before its stream has ended the work
+        after the model. It may then give the pages to another load, which does not wait for that stream."""
         over = [one for one in self._gathered if one[2] is None or one[2].query()]
         self._gathered = [one for one in self._gathered if one not in over]
         for copy, failed, _ in over:

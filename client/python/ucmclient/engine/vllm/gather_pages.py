@@ -1,6 +1,6 @@
-"""How ranks gather each other's blocks (gather_loads.py), with torch: an all_gather of what lies in pages. A block is in as many pieces as there are
-layers, or twice as many, and a hit has thousands of blocks. So a kernel moves all pieces of many blocks in one launch: piece by piece,
-launches alone take longer than the loads that are saved."""
+"""How ranks gather each other's blocks (gather_loads.py), with torch: an all_gather of what lies in pages. A block has as many pieces as there are
+layers, or twice as many, and a hit has thousands of blocks. So a kernel moves all pieces of many blocks in one launch. Piece by piece, launches
+alone would take longer than the loads that are saved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STAGE_BYTES = 64 << 20
 
 
 class TorchExchange:
-    """Memory is taken at the start: nothing in it can fail in one rank only but the group itself."""
+    """Memory is taken at the start, so that later only the group itself can fail in one rank alone."""
 
     def __init__(self, layout: Layout, kv_caches: dict[str, Any], group: Any, rank: int, ranks: int, stage_bytes: int = _STAGE_BYTES):
         import torch
@@ -25,7 +25,7 @@ class TorchExchange:
         self._torch, self._group, self._rank, self._ranks = torch, group, rank, ranks
         self._pieces = pieces_of(layout, list(kv_caches.values()))
         first, width = self._pieces.pages[0], self._pieces.width
-        # Even, so that numbers of blocks begin at addresses of one kind: for another, Triton would compile again while a request waits.
+        # Even, so that numbers of blocks begin at addresses of one alignment. For another, Triton would compile again while a request waits.
         self._at_once = max(2, stage_bytes // (width * first.element_size() * ranks) // 2 * 2)
         self._all = first.new_empty((ranks * self._at_once, width))
         self._mine = first.new_zeros((self._at_once, width))

@@ -1,6 +1,6 @@
 """Hybrid models: an engine whose layers keep their KV in several ways has a group of layers for each, with pages of their own.
 
-What a group needs of a request when so many of its tokens are computed, and the keys of its blocks (docs/vllm.md, "Hybrid models").
+This module says what a group needs of a request with so many computed tokens, and has the keys of its blocks (docs/vllm.md, "Hybrid models").
 Reads vLLM's configuration objects by attribute, without importing vLLM.
 """
 
@@ -42,8 +42,8 @@ class Group:
     state: str = ""
 
     def first(self, tokens: int) -> int:
-        """The first block that a request needs when so many tokens are computed, or one less: the engine computes the last
-        token of a whole hit again."""
+        """The first block that a request needs when so many tokens are computed, or one token less. The engine computes the last token of a
+        whole hit again."""
         return max(0, tokens - self.reach) // self.block_tokens if self.reach else 0
 
     def kept_from(self, tokens: int) -> int:
@@ -112,7 +112,7 @@ def _group(number: int, group: Any) -> Optional[Group]:
 def _reach(spec: Any) -> int:
     kind = _KINDS.get(type(spec).__name__)
     if kind == STATE:
-        return 2  # the engine keeps the block in which the state before the next token lies, as if a window of two tokens were left
+        return 2  # the engine keeps the block with the state before the next token, as if a window of two tokens were left
     return spec.sliding_window + getattr(spec, "extra_retained_tokens", 0) if kind == WINDOW else 0
 
 
@@ -197,13 +197,13 @@ def kinds_of(groups: Sequence[Group], kv_caches: Mapping[str, Any], blocks: int)
 
 
 def _mark(group: Group, layout: str) -> bytes:
-    """Two groups never have one key, nor has a group whose layers are others in another engine."""
+    """No two groups have the same mark. Nor do groups of two engines, if their layers differ."""
     text = json.dumps(["ucm group", group.kind, group.block_tokens, group.reach, group.layers, layout, *([group.state] if group.state else ())])
     return hashlib.sha256(text.encode()).digest()
 
 
 def marked(keys: bytes, mark: bytes, size: int) -> bytes:
-    """Keys of `size` bytes each, which are hashes, combined with a group's mark: as unlike as the hashes."""
+    """Keys of `size` bytes each, which are hashes, combined with a group's mark. They collide no more often than the hashes."""
     of = int.from_bytes(mark[:size] * (len(keys) // size), "big")
     return (int.from_bytes(keys, "big") ^ of).to_bytes(len(keys), "big")
 

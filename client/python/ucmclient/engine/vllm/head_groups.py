@@ -1,7 +1,7 @@
 """Parts by groups of KV heads: engines of any tensor-parallel size share blocks (docs/vllm.md, "Head groups").
 
-A block has a part for each group, whatever the number of ranks, and a rank holds those of its heads: several regions over the same
-pages. A group's bytes, and the layout's name, are the same however many ranks there are.
+A block has a part for each group, whatever the number of ranks. A rank holds those of its heads, as several regions over the same pages. A
+group's bytes, and the layout's name, are the same however many ranks there are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REMEDY = 'or remove the setting "head_groups"'
 
 @dataclass(frozen=True)
 class HeadGroups:
-    """Which groups of heads a rank holds: `mine` of them from `ranks.part` on."""
+    """Which groups of heads a rank holds: `mine` of them, from `ranks.part` on."""
 
     ranks: Ranks
     mine: int
@@ -113,7 +113,7 @@ def _head_dimension(tensor: Any, blocks: int, of: Heads) -> int:
 
 
 def _slices(tensor: Any, blocks: int, of: HeadGroups) -> tuple[list[_Slice], Optional[int]]:
-    """One for each group that the rank holds, and which dimension counts heads; None: it holds one group."""
+    """Tensors, one for each group that the rank holds, and which dimension counts heads. None: the rank holds one group."""
     if of.mine == 1 and of.size == 1:
         return [_Slice(tensor, 0, 0, tensor.shape[0])], None
     dimension = _head_dimension(tensor, blocks, of.heads)
@@ -129,7 +129,7 @@ def _slices(tensor: Any, blocks: int, of: HeadGroups) -> tuple[list[_Slice], Opt
 
 
 def _description(tensor: Any, one: _Slice, blocks: int) -> str:
-    """The order of bytes in a block's part: dimensions of one element count nothing, since of how many heads a rank has, one may be."""
+    """The order of bytes in a block's part. Dimensions of one element do not count, since the number of a rank's heads may be one."""
     d = _block_dimension(one.shape, blocks)
     inner = [i for i in range(len(one.shape)) if i != d and one.shape[i] > 1]
     order = sorted(inner, key=lambda i: -one.stride()[i])
@@ -138,7 +138,7 @@ def _description(tensor: Any, one: _Slice, blocks: int) -> str:
 
 
 def group_layouts(kv_caches: Mapping[str, Any], blocks: int, of: HeadGroups, apart: bool) -> list[Layout]:
-    """The layout of each group that the rank holds. A part has one layer; apart: one for each of the engine's."""
+    """The layout of each group that the rank holds. A part has one layer. apart: it has one for each of the engine's layers."""
     layers: list[list[tuple[Fragment, ...]]] = [[] for _ in range(of.mine)]
     descriptions: list[str] = []
     seen: dict[tuple[Fragment, ...], int] = {}
@@ -186,7 +186,7 @@ def _layout(
 
 
 class Regions:
-    """Regions of one connection, for the parts that a rank holds: as one Region, as far as this package uses one."""
+    """Regions of one connection, for the parts that a rank holds. It serves as one Region, as far as this package uses that."""
 
     def __init__(self, regions: Sequence[Region], unregister: Any):
         self._regions = list(regions)
@@ -195,7 +195,7 @@ class Regions:
 
     @classmethod
     def of(cls, regions: Sequence[Region], unregister: Any = None) -> "Union[Region, Regions]":
-        """unregister: of all; by default each one's."""
+        """unregister: unregisters all; by default each region's own does."""
         if len(regions) > 1:
             return cls(regions, unregister)
         if unregister is not None:
@@ -204,7 +204,7 @@ class Regions:
 
     @staticmethod
     def drop(regions: Sequence[Region], timeout: Optional[float]) -> None:
-        """Unregisters these after a failure. Those for which that fails, too, end with their connection."""
+        """Unregisters these after a failure. If that fails, too, they end with their connection."""
         for region in regions:
             try:
                 region.unregister(timeout=timeout)

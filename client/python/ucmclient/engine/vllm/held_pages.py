@@ -1,6 +1,6 @@
-"""What the scheduler's half holds of the engine's pool of pages: those that a store may still read when the engine would give them to others.
+"""Pages of the engine's pool that the scheduler's half holds: a store may still read them when the engine would give them to others.
 
-When the engine resets its cache, which it can only while nobody holds pages, all are given up, and the next plan has a fence."""
+The engine can reset its cache only while nobody holds pages. So all are then given up, and the next plan has a fence."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from .plan import Plan
 
-#: vLLM's id of no block: it stands in a request's table for one that has no pages any more, or needs none.
+#: vLLM's id of no block. It stands in a request's table for a block that has no page any more, or needs none.
 NULL_BLOCK = 0
 
 
 @dataclass
 class Hold:
-    """Blocks of the engine's pool, until so many workers have reported."""
+    """Holds blocks of the engine's pool until so many workers have reported."""
 
     blocks: list[Any]
     workers: int
@@ -32,10 +32,10 @@ class HeldPages:
     resets_count: bool
 
     def __init__(self, workers: int):
-        #: The engine's pool of blocks; None: it does not show it, and keeps finished requests' blocks itself.
+        #: The engine's pool of blocks. None: the engine does not show it, and keeps finished requests' blocks itself.
         self.pool: Any = None
         self._workers = workers
-        #: By finished request, what stores may still read of it.
+        #: By finished request: which of its blocks stores may still read.
         self._kept: dict[str, Hold] = {}
 
     def reset(self) -> None:
@@ -95,7 +95,7 @@ class HeldPages:
         return False
 
     def sent(self, names: Mapping[str, int]) -> None:
-        """The workers' report: which finished requests' blocks are read by no store of so many of them."""
+        """The workers' report: for each finished request, how many workers have no store that still reads its blocks."""
         for name, workers in names.items():
             hold = self._kept.get(name)
             if hold is not None:

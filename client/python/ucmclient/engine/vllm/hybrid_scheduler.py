@@ -1,10 +1,10 @@
 """The scheduler's half for models with several kinds of KV cache (docs/vllm.md, "Hybrid models").
 
-A hit ends where all groups have what a request needs there. Loads are always asynchronous, so an outcome is known before anything
-is computed with it, and nothing of scheduler.py's care for loads within a step is needed.
+A hit ends where all groups have what a request needs there. Loads are always asynchronous, so their outcome is known before anything is
+computed with them. So this needs nothing of scheduler.py's care for loads within a step.
 
-Promise, besides those of scheduler.py: the engine gives a block that no window reaches any more to others while its request runs, so
-blocks of windows and states that are being stored are held in the engine's pool until all workers have reported the store.
+Promises are those of scheduler.py and one more: this holds blocks of windows and states in the engine's pool until all workers have
+reported their store. Otherwise the engine would give a block that no window reaches any more to others while its request runs.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ _MAX_FULL = _MAX_KEYS // 2
 class _HybridRequest(Request):
     #: The engine's block ids, for each group.
     tables: list[list[int]] = field(default_factory=list)
-    #: For each group: of the blocks before this one it is decided whether they are stored.
+    #: For each group: up to this block it is decided which blocks are stored.
     decided: list[int] = field(default_factory=list)
     #: Leases on what its promise needs.
     leases: list[tuple[Link, int]] = field(default_factory=list)
-    #: Full attention is cached up to this token, windows or states are not: another request may come that far.
+    #: Full attention is cached up to this token, but windows or states are not. Another request may come that far.
     junction: int = 0
-    #: Tokens at the last state that is stored or was loaded; at one whose key the engine does not know yet, 0: there is none.
+    #: Tokens at the last state that is stored or was loaded. Next, tokens at a state whose key the engine does not know yet; 0: there
+    #: is none.
     stated: int = 0
     due: int = 0
 
@@ -65,7 +66,7 @@ class HybridScheduler(SchedulerHalf):
         self._identity: Optional[HybridIdentity] = None
         self._plan: HybridPlan = HybridPlan()
         self._holds: dict[int, Hold] = {}
-        #: What this step's stores read and the engine may take.
+        #: Blocks that this step's stores read and that the engine may take.
         self._held_now: list[Any] = []
         #: What this step's requests have of blocks.
         self._now: Any = None
@@ -98,7 +99,7 @@ class HybridScheduler(SchedulerHalf):
     # ---- keys ----
 
     def _keys(self, tracked: Request, group: Group, first: int, end: int) -> bytes:
-        """The keys of a group's blocks from first to end. The hash of a block's last tokens covers all tokens before, too."""
+        """The keys of a group's blocks from first to end. The hash of a block's last tokens also covers all tokens before."""
         per, hashes = group.block_tokens // self.hash_tokens, tracked.vllm.block_hashes
         some = hashes[first:end] if per == 1 else [hashes[(i + 1) * per - 1] for i in range(first, end)]
         if not some:
@@ -127,7 +128,7 @@ class HybridScheduler(SchedulerHalf):
             return tracked.promise
         self._release(tracked)
         tracked.decided, tracked.junction = [0] * len(self._groups), 0
-        # A state can't be taken back by the token that the engine computes again.
+        # A state can't be set back by one token, which the engine would compute again.
         limit = min(self._hashed_tokens(tracked.vllm), tracked.vllm.num_tokens - bool(self._states)) // self._unit * self._unit
         if limit <= 0 or any(link.ns is None for link in self._links):
             return None
@@ -168,7 +169,7 @@ class HybridScheduler(SchedulerHalf):
 
     @staticmethod
     def _in_order(groups: Sequence[Group], limit: int) -> list[tuple[int, int, int]]:
-        """Last token, group and number of each block, so that a prefix of them is one of the request."""
+        """Last token, group and number of each block, in such an order that a prefix of them is a prefix of the request."""
         size = {group.number: group.block_tokens for group in groups}
         lists = [[((i + 1) * n, number, i) for i in range(limit // n)] for number, n in size.items()]
         return lists[0] if len(lists) == 1 else list(heapq.merge(*lists))
@@ -219,7 +220,7 @@ class HybridScheduler(SchedulerHalf):
         return 0
 
     def _all_there(self, tracked: _HybridRequest, end: int) -> bool:
-        """Leases what windows and states need at a token. Some kinds may be leased although others are missing."""
+        """Leases the windows and states that are needed at a token. It may lease some kinds although others are missing."""
         for kind, link in enumerate(self._links):
             ranges = [(g, g.first(end), end // g.block_tokens) for g in self._others if self._kind(g) == kind]
             found = self._ask_each(tracked, link, ranges, self.settings.lease)
@@ -309,7 +310,7 @@ class HybridScheduler(SchedulerHalf):
             self._kind_plan(group).loads.append(Copy(tracked.vllm.request_id, keys, pages, adapter=tracked.adapter))
 
     def _store_blocks(self, tracked: _HybridRequest, group: Group, blocks: Sequence[int], ends: bool) -> None:
-        """ends: the request has ended, so the engine keeps its pages until the workers have reported it."""
+        """ends: the request has ended, so the engine keeps its pages until the workers have reported the store."""
         for keys, pages in self._with_pages(tracked, group, blocks):
             self._store_pages(tracked, group, keys, pages, group.kind != FULL and not ends)
 
@@ -325,7 +326,7 @@ class HybridScheduler(SchedulerHalf):
         return self._plan.kinds[self._kind(group)]
 
     def _with_pages(self, tracked: _HybridRequest, group: Group, blocks: Sequence[int]) -> Iterator[tuple[bytes, list[int]]]:
-        """Keys and pages of those of these blocks that have pages, as many at a time as the daemon takes."""
+        """Keys and pages of these blocks, without those that have no pages; as many at a time as the daemon takes."""
         table = tracked.tables[group.number]
         there = [i for i in blocks if table[i] != NULL_BLOCK]
         for at in range(0, len(there), _MAX_KEYS):
@@ -403,8 +404,8 @@ class HybridScheduler(SchedulerHalf):
             self._store_blocks(tracked, group, wanted, ends)
 
     def _wanted(self, tracked: _HybridRequest, group: Group, block: int) -> bool:
-        """Whether a hit may end where a window needs this block: at or after the prompt's end, at a junction, or at a multiple
-        of the interval."""
+        """Whether a window needs this block at a place where a hit may end. Such places are the prompt's end and all after it,
+        junctions, and multiples of the interval."""
         end = (block + 1) * group.block_tokens
         if block >= group.first(self._prompt_end(tracked)):
             return True
@@ -414,12 +415,12 @@ class HybridScheduler(SchedulerHalf):
         return block >= group.first(-(-end // self._interval) * self._interval)
 
     def _prompt_end(self, tracked: _HybridRequest) -> int:
-        """Where a hit of the whole prompt ends."""
+        """Where a hit of the whole prompt would end."""
         prompt = getattr(tracked.vllm, "num_prompt_tokens", tracked.vllm.num_tokens) - bool(self._states)
         return prompt // self._unit * self._unit
 
     def _state_after(self, tracked: _HybridRequest, after: int) -> None:
-        """Stores the state that a step leaves at the end of a block, or left there before its key was known. The engine goes on in
+        """Stores the state that a step leaves at the end of a block, or left there before its key was known. The engine continues in
         another block, and keeps this one until it has seen the next step's outcome."""
         if after % self._unit == 0:
             tracked.due = after
@@ -456,7 +457,7 @@ class HybridScheduler(SchedulerHalf):
             self._store_pages(tracked, group, self._keys(tracked, group, i, i + 1), [page], hold=True)
 
     def received_all(self, finished: Any, failed: Any, released: dict[int, int]) -> None:
-        """The workers' report: requests whose loads ended, those of them that failed, and by how many workers a hold is given up."""
+        """The workers' report: requests whose loads ended, those of them that failed, and how many workers have given up each hold."""
         for name in failed or ():
             if name in self._requests:
                 self._requests[name].failed = True

@@ -1,4 +1,4 @@
-"""The worker's half for models with several kinds of KV cache: a WorkerHalf for each kind of block, and what they report together."""
+"""The worker's half for models with several kinds of KV cache: a WorkerHalf for each kind of block, and their common reports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _KindWorker(WorkerHalf):
 
 class HybridWorker:
     def __init__(self, settings: Settings, identity: HybridIdentity, kinds: Kinds, *, name: str, **named: Any):
-        """named: WorkerHalf's."""
+        """named: arguments of WorkerHalf."""
         self.kinds: list[_KindWorker] = []
         try:
             for i, (one, layout) in enumerate(zip(identity.kinds, kinds.layouts)):
@@ -40,7 +40,7 @@ class HybridWorker:
         except BaseException:
             self.close()
             raise
-        #: Loads that are not over, and requests of which one failed.
+        #: Loads that are not over, and requests of which a load failed.
         self._left: Counter[str] = Counter()
         self._failing: set[str] = set()
         self._received: set[str] = set()

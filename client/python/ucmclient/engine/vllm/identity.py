@@ -29,8 +29,7 @@ class Unsupported(ValueError):
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which part of each block this rank holds. Ranks with the same part hold the same bytes, and one of them
-    stores."""
+    """Which part of each block this rank holds. Ranks with the same part hold the same bytes, and one of them stores the part."""
 
     part: int
     parts: int
@@ -39,7 +38,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class EngineIdentity(Identity):
-    """Also how the blocks are encoded: the namespace itself is that of engines that don't."""
+    """The namespace's identity, and how blocks are encoded. The identity is that of engines that don't encode."""
 
     encoding: str = "none"
     #: int8: K has a scale for each channel, not for each row.
@@ -67,7 +66,7 @@ def check_engine(config: Any) -> None:
 
 
 def check_one_group(kv_cache_config: Any, context_ranks: int = 1) -> None:
-    """context_ranks: among so many ranks a block's tokens are spread."""
+    """context_ranks: a block's tokens are spread over so many ranks."""
     spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
     for one in (spec, *getattr(spec, "kv_cache_specs", {}).values()):
         if type(one).__name__ not in _SPECS:
@@ -81,7 +80,7 @@ def check_one_group(kv_cache_config: Any, context_ranks: int = 1) -> None:
 
 
 def check_hash(algorithm: str, default_seed: bool | None = None) -> int:
-    """Returns the bytes of a key. Refuses algorithms for which each process draws its own seed: they share nothing."""
+    """Returns the bytes of a key. Refuses algorithms for which each process draws its own seed, since such processes share nothing."""
     if algorithm not in _HASHES or _HASHES[algorithm] < 16:
         raise Unsupported(
             f"--prefix-caching-hash-algo {algorithm} is not supported: use sha256 or sha256_cbor"
@@ -99,8 +98,7 @@ def check_hash(algorithm: str, default_seed: bool | None = None) -> int:
 
 
 def heads_of(kv_cache_config: Any, setting: str) -> Heads:
-    """The engine's description of its KV, for the setting that needs it. It says nothing of FP8 scales next to K and V: layout.py sees types and
-    sizes."""
+    """The engine's description of its KV, for the setting that needs it. It leaves out FP8 scales next to K and V; layout.py sees types and sizes."""
     spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
     found = {_heads(one) for one in getattr(spec, "kv_cache_specs", {"": spec}).values()}
     one = found.pop()
@@ -165,7 +163,7 @@ def _processor(model: Any) -> dict[str, Any]:
 
 
 def model_weights(config: Any, settings: Settings) -> Weights:
-    """What the engine has read. Call it when it has."""
+    """What the engine has read. Call it after the engine has read its weights."""
     model, load = config.model_config, getattr(getattr(config, "load_config", None), "load_format", None)
     if settings.revision is not None:
         return Weights(None)
@@ -183,7 +181,7 @@ def of_model(model: Any, made_up: bool = False) -> Weights:
 
 
 def _long_rope(model: Any) -> bool:
-    """Does the engine use the long set of a model with two sets of rotary factors?"""
+    """Whether the engine uses the long set of a model with two sets of rotary factors."""
     text = getattr(model, "hf_text_config", None) or getattr(model, "hf_config", None)
     scaling = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     short = getattr(text, "original_max_position_embeddings", None)

@@ -1,6 +1,6 @@
-"""What a request's KV depends on and the engine's block hashes leave out, so that the connector hashes it into its keys: which places of a prompt with
-embeddings are tokens, and what images and the like really are whose names a client chose. tests/engines/vllm/request_fields.py has all fields of a request.
-Imports nothing of vLLM."""
+"""What a request's KV depends on and the engine's block hashes leave out. The connector hashes it into its keys. It is which places of a prompt with embeddings
+are tokens, and the true contents of images and the like whose names a client chose. tests/engines/vllm/request_fields.py has all fields of a request. Imports
+nothing of vLLM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Optional
 
-#: Before the name of an item if it is, or was made of, one that a client chose.
+#: Precedes the name of an item if a client chose that name, or one that it was made of.
 CHOSEN = "named-by-a-client-"
 #: A hash of the engine's own.
 _HASH = re.compile(r"[0-9a-f]{64}|[0-9a-f]{128}")
@@ -22,8 +22,8 @@ def mask_of(request: Any) -> Optional[list[bool]]:
 
 
 def chosen_items(request: Any) -> list[tuple[int, bytes]]:
-    """For items that a client has named: the place, and a digest of the model's input. A name may stand for other bytes in another engine, or a moment later. Random
-    if these bytes are not in this process."""
+    """For items that a client has named: the place, and a hash of the model's input. A name may stand for other bytes in another engine, or a moment later. The
+    hash is random if these bytes are not in this process."""
     found = []
     for one in getattr(request, "mm_features", None) or ():
         name = getattr(one, "mm_hash", None) or one.identifier
@@ -33,12 +33,12 @@ def chosen_items(request: Any) -> list[tuple[int, bytes]]:
 
 
 def more_of(request: Any) -> bytes:
-    """A digest of a pooling model's other inputs than tokens, whose meaning only the model knows."""
+    """A hash of a pooling model's inputs other than tokens. Only the model knows their meaning."""
     return os.urandom(16) if getattr(getattr(request, "pooling_params", None), "extra_kwargs", None) else b""
 
 
 class Mask:
-    """For each block a digest of the mask up to its end."""
+    """For each block a hash of the mask up to its end."""
 
     def __init__(self, mask: list[bool], block_tokens: int):
         self._mask, self._tokens = bytes(mask), block_tokens

@@ -1,7 +1,7 @@
 """Stores by layer (setting `layer_stores`): a prompt's blocks are handed over in groups of layers while their step still computes.
 
-The engine calls a hook after each layer's attention. Where it does not (within full CUDA graphs), or not for all layers, what is left
-goes after the step, as other stores do. The daemon publishes a block when it has all layers, so one that is given up midway is never seen.
+The engine calls a hook after each layer's attention. If it does not (within full CUDA graphs), or not for all layers, the rest goes after
+the step, as other stores do. The daemon publishes a block when it has all layers, so nobody sees one that is given up midway.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _MAX_KEYS = 16384
 
 
 def bounds_of(layers: int) -> list[int]:
-    """Behind which layers a group ends. Each has half of what is left, so that little is left to copy when the last layer ends."""
+    """The layers after which a group ends. Each group has half of what is left, so that little is left to copy when the last layer
+    ends."""
     ends = {layers - layers // 2**i for i in range(1, _GROUPS)} | {layers}
     return sorted(ends - {0})
 
@@ -33,7 +34,7 @@ def check_layer_stores(settings: Settings, hybrid: bool) -> None:
 
 
 def store_by_layer(worker: Any, config: Any, layout: Layout) -> tuple[Optional["LayerStores"], str]:
-    """worker: a WorkerHalf. Returns what it stores by layer with, and a sentence for the log."""
+    """worker: a WorkerHalf. Returns what stores by layer for it, and a sentence for the log."""
     if not (worker.settings.layer_stores and worker.settings.store and worker.writes):
         return None, ""
     obstacle = _obstacle(config, layout)
@@ -44,7 +45,7 @@ def store_by_layer(worker: Any, config: Any, layout: Layout) -> tuple[Optional["
 
 
 def _obstacle(config: Any, layout: Layout) -> Optional[str]:
-    # A pipeline may have cut them into more layers.
+    # A pipeline may have cut the engine's layers into more.
     if len(set(layout.numbers.values())) < 2:
         return "this rank has one layer, or all layers of a block in one tensor, or layers that differ in size"
     parallel = config.parallel_config
@@ -83,7 +84,7 @@ class LayerStores:
             self._copies.append([copy])
 
     def layer(self, name: str) -> None:
-        """Behind the attention of that layer, whose KV the engine's stream has written by then."""
+        """Called after the attention of that layer; by then the engine's stream has written the layer's KV."""
         if not self._copies or self._seen == len(self._ends) or self._numbers.get(name) != self._ends[self._seen] - 1:
             return
         self._seen += 1

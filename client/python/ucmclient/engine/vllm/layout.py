@@ -37,8 +37,8 @@ class Heads:
 
 @dataclass(frozen=True)
 class KvTensors:
-    """The fragments of each layer as encodings see them (docs/design/encodings.md): tokens, heads, dim of the first one, and
-    of the second one. A K/V tensor may hold more than one layer's K, or K and V, as long as its rows are of one head each."""
+    """The fragments of each layer as encodings see them (docs/design/encodings.md): tokens, heads, dim of the first one, and of the second one. A
+    K/V tensor may hold more than one layer's K, or K and V, as long as each row is of one head."""
 
     dtype: str
     k: tuple[int, int, int]
@@ -47,7 +47,7 @@ class KvTensors:
     order: int = 0
     #: A block has as many tokens as heads, so that they may be mistaken for each other.
     alike: bool = False
-    #: Rows of so many tokens, one head's of one layer, follow one another; 0: those of the whole K/V tensor do.
+    #: So many tokens' rows of one head and layer follow one another; 0: those of the whole K/V tensor do.
     run: int = 0
 
 
@@ -150,7 +150,7 @@ class _Cell:
     alike: bool
     #: K and V of a block are its two halves.
     halves: bool
-    #: Tokens whose rows follow one another before those of another layer, or of V.
+    #: How many tokens' rows follow one another before those of another layer, or of V.
     run: int
 
     @property
@@ -158,8 +158,8 @@ class _Cell:
         return 2 * self.tokens * self.heads * self.dim * self.pair
 
     def rows(self, cells: int) -> tuple[int, int, int]:
-        """Tokens, heads, dim of so many cells that follow one another. Which tokens these are does not matter to an
-        encoding; which rows are of one head does."""
+        """Tokens, heads and dim of so many cells that follow one another. An encoding does not care which tokens these are, but it cares which
+        rows are of one head."""
         if not self.heads_outside:
             return cells * self.tokens, self.heads * self.pair, self.dim
         if self.pair == 1:
@@ -220,7 +220,7 @@ class Axes:
 
     @property
     def run(self) -> int:
-        """Tokens that follow one another: the engine's block has them side by side, or only the kernel's has."""
+        """How many tokens follow one another: those of the engine's block, or only those of the kernel's."""
         together = not self.heads_outside and self.outer[:1] == ((self.kernel_stride, self.kernel),)
         return self.tokens * self.kernel if together else self.tokens
 
@@ -307,11 +307,10 @@ def layers_alike(kv_caches: Mapping[str, Any], blocks: int) -> bool:
 def layout_of(
     kv_caches: Mapping[str, Any], blocks: int, apart: bool = False, heads: Optional[Heads] = None
 ) -> Layout:
-    """Layers are in the mapping's order, which is the model's. Layers that share a tensor count as one. If all layers
-    of a block lie side by side, or layers differ in size, they form one layer. apart: they don't, because they are
-    loaded layer by layer, or summarised. heads: fragments are cut so that an encoding takes them, and the layout has
-    kv_tensors. Name and sizes are then the same as without, but for models with so many layers that all of a block are
-    too much for one tensor."""
+    """Layers are in the mapping's order, which is the model's. Layers that share a tensor count as one. If all layers of a block lie side by
+    side, or layers differ in size, they form one layer. apart: they don't, because they are loaded layer by layer, or summarised. heads:
+    fragments are cut so that an encoding takes them, and the layout has kv_tensors. Name and sizes are then the same as without heads. Only for
+    models with many layers do they differ: all layers of a block may be too much for one tensor."""
     layers: list[tuple[Fragment, ...]] = []
     descriptions: list[str] = []
     cells: list[_Cell] = []

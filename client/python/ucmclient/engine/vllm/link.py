@@ -26,13 +26,12 @@ Result = TypeVar("Result")
 _BUSY_PAUSE = 0.1
 #: The first wait for an answer to hello, and further ones.
 _PROBE = (0.1, 1.0)
-#: Registers the caller's memory; the second argument is a timeout.
+#: Registers the caller's memory. The second argument is a timeout.
 Setup = Callable[[Namespace, float], Optional[Region]]
 
 
 class Link:
-    """One client, one namespace and its summaries, and a worker's region. Calls through it take a bounded time, whatever the daemon
-    does."""
+    """One client, one namespace and its summaries, and a worker's region. Calls through it take a bounded time, even if the daemon hangs."""
 
     def __init__(
         self,
@@ -43,7 +42,7 @@ class Link:
         summary: Optional[Summary] = None,
         build: bool = True,
     ):
-        """summary: while this connection lasts, the daemon builds it of each block that is stored. build: False: it does not."""
+        """summary: while this connection lasts, the daemon builds it for each block that is stored. build: False: it does not."""
         self.settings = settings
         self._summary, self._build = summary, build
         self.identity = identity
@@ -75,7 +74,7 @@ class Link:
     # ---- opening ----
 
     def _open_first(self) -> None:
-        """If the daemon is required and busy, as while its GPUs start, this waits for it."""
+        """If the daemon is required but busy, for instance while its GPUs start, this waits for it."""
         until = time.monotonic() + self.settings.connect_timeout
         while True:
             try:
@@ -182,7 +181,7 @@ class Link:
         return result
 
     def tell(self, call: Callable[..., Any], *args: Any, request: str = "", **named: Any) -> None:
-        """What the daemon can do without: with too much on its way already, this is left out."""
+        """For calls that the daemon can do without. If too much is on its way already, it makes none."""
         try:
             with on_behalf_of(request):
                 call(*args, **named)
@@ -203,7 +202,7 @@ class Link:
             logger.error("ucmd refused a call: %s", error)
 
     def release(self, lease: int) -> None:
-        """Waits for nobody. One that can't be given back runs out."""
+        """Waits for nobody. A lease that can't be given back runs out."""
         client = self._client
         if not lease or client is None or time.monotonic() < self._silent_until:
             return
@@ -238,8 +237,8 @@ class Link:
             self.cut()
 
     def cut(self, wait: float = 0.0) -> None:
-        """Ends the connection, and with it everything the daemon does for it; the thread then makes a new one. wait: seconds, at most, for the daemon
-        to answer another connection, or to be gone: one that was stopped during a copy continues that piece when it runs again."""
+        """Ends the connection, and with it everything the daemon does for it; the thread then makes a new one. wait: at most so many seconds for the
+        daemon to answer another connection, or to be gone. A daemon that was stopped during a copy continues that piece when it runs again."""
         self._drop()
         self._look_for_it()
         until, patience = time.monotonic() + wait, _PROBE[0]
@@ -247,7 +246,7 @@ class Link:
             patience = _PROBE[1]
 
     def _answers(self, seconds: float) -> bool:
-        """Also that nobody listens is an answer."""
+        """If nobody listens, that is an answer, too."""
         try:
             Client(self.settings.socket, self.name, timeout=seconds).close()
         except UcmError as error:

@@ -1,7 +1,7 @@
-"""Which lookups the scheduler need not wait for: those of which the daemon's lookup table says that nothing is cached.
+"""Which lookups the scheduler need not wait for: those for which the daemon's lookup table says that nothing is cached.
 
-A hit there is advisory, so the daemon is still asked for the lease, and its answer decides; where it has less than the table said, the
-engine gets less. A miss is taken for one if the table is complete and no shared tier might have more. The client reports such a lookup without
+A hit there is advisory, so the connector still asks the daemon for the lease, and its answer decides. If the daemon has less than the table
+said, the engine gets less. A miss counts if the table is complete and no shared tier might have more. The client reports such a lookup without
 a wait, and the daemon counts it among its lookups.
 """
 
@@ -18,16 +18,16 @@ from .settings import Settings
 
 logger = logging.getLogger("ucmclient.engine.vllm")
 
-#: So many keys of a request are looked at: the first one decides, the others are counted.
+#: How many keys of a request are looked up. The first one decides, the others are counted.
 _LOOKED = 128
 
 
 @dataclass
 class LookupTableCounts:
-    #: Lookups that the daemon was asked for, and those that the table answered.
+    #: Lookups that the daemon answered, and those that the table answered.
     asked: int = 0
     spared: int = 0
-    #: Blocks that the table had and the daemon, asked at once, had not; and the reverse. Blocks come and go between the two.
+    #: Blocks that the table had and the daemon, asked right after, had not; and the reverse. Blocks come and go between the two.
     false_hits: int = 0
     false_misses: int = 0
 
@@ -36,7 +36,7 @@ class LookupTable:
     def __init__(self, settings: Settings):
         self._settings = settings
         self.counts = LookupTableCounts()
-        #: The namespace, of one connection, that the table is of; or whose daemon has none.
+        #: The namespace (of one connection) whose table this is, or whose daemon has no table.
         self._opened: Optional[Namespace] = None
         self._missing: Optional[Namespace] = None
         self._not_before = 0.0

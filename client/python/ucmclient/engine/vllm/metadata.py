@@ -1,7 +1,7 @@
 """Sends the daemon the metadata of stored blocks, so that routers that follow its events know (docs/events.md).
 
-Only while the daemon keeps events. A step adds one entry to a queue; a thread does the rest. What the queue has no room for is
-left out: a router then learns of these blocks at their next use. Imports nothing of vLLM.
+It sends only while the daemon keeps events. A step adds one entry to a queue; a thread does the rest. If the queue is full, the
+entry is left out. A router then learns of these blocks at their next use. Imports nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MetadataSender:
         self._thread: Optional[threading.Thread] = None
         #: The daemon keeps no events. Another one may.
         self._not_before = 0.0
-        #: Keys that this connection's daemon knows; the last block of each run.
+        #: Keys that this connection's daemon knows: the last block of each run.
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._known_of: Any = None  # which connection
         self.left_out = 0
@@ -82,7 +82,7 @@ class MetadataSender:
                 if error.status == Status.UNSUPPORTED:
                     self._not_before = time.monotonic() + _AGAIN
                     logger.debug("routers are not told of tokens: %s", error)
-            except Exception:  # whatever a request may be: routers know less, nothing else happens
+            except Exception:  # whatever the request is: if this fails, routers only know less
                 logger.warning("block metadata could not be sent", exc_info=True)
 
     def _tell(self, tracked: Any, first: int, end: int, found: bool) -> None:
@@ -92,7 +92,7 @@ class MetadataSender:
         connection = ns, ns.client.connection_epoch
         if connection != self._known_of:
             self._known_of, self._known = connection, OrderedDict()
-        end = min(end, tracked.own_from)  # what only this request may read stands for more than its tokens
+        end = min(end, tracked.own_from)  # the keys of blocks that only this request may read stand for more than tokens
         keys = tracked.keys(0, end)
         size = ns.identity.key_bytes
         if found:
@@ -111,8 +111,8 @@ class MetadataSender:
 
 
 def tells_all(request: Any) -> bool:
-    """Whether its tokens and its adapter are all that its keys stand for: of images, salts and embeddings a router that sees tokens
-    only would take one for the other."""
+    """Whether its keys stand for nothing but its tokens and its adapter. A router that sees only tokens can't tell images, salts or
+    embeddings apart."""
     return not (
         getattr(request, "mm_features", None) or getattr(request, "cache_salt", None)
         or getattr(request, "prompt_embeds", None) is not None

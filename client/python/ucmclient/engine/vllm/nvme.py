@@ -11,7 +11,7 @@ from .settings import Settings
 
 #: Weight of the newest measurement in the rate.
 _NEWEST = 0.3
-#: The time of a smaller load depends more on the engine's steps than on the disk.
+#: Loads smaller than this are not measured: their time depends more on the engine's steps than on the disk.
 _MEASURABLE = 256
 
 
@@ -27,7 +27,7 @@ class NvmeRate:
         self._tokens, self._began = 0, 0.0
 
     def worth(self, tokens: int, slow: int) -> bool:
-        """Is loading `tokens` worthwhile, when `slow` of them are on NVMe?"""
+        """Whether loading `tokens` is worthwhile when `slow` of them are on NVMe."""
         computing = self.settings.prefill_rate
         if not computing or not slow or not self.tokens_per_second:
             return True

@@ -15,7 +15,7 @@ class Copy:
     request: str
     keys: bytes
     blocks: list[int]
-    #: A store of an engine that encodes: these blocks are stored as they are.
+    #: For a store of an engine that encodes: these blocks are stored as they are.
     raw: bool = False
     #: A store of what this step computes, large enough to go by layers.
     layered: bool = False
@@ -23,7 +23,7 @@ class Copy:
     number: int = 0
     #: A load that re-rotates K: runs of blocks, as Region.load has them.
     shifts: Optional[list[tuple[int, ...]]] = None
-    #: What the keys stand for besides tokens.
+    #: What the keys stand for, besides tokens.
     adapter: Optional[Adapter] = None
 
     def some(self, indexes: list[int], raw: bool) -> "Copy":
@@ -35,7 +35,7 @@ class Copy:
 
 @dataclass
 class Gather:
-    """A load of which all ranks have their share: they gather the others', and tell of these blocks as failed."""
+    """A load of which all ranks have their share. Now they gather the others', and report these blocks as failed."""
 
     number: int
     failed: list[int]
@@ -55,7 +55,7 @@ class SparseStep:
     #: The engine's block ids, 0 where there is no page.
     pages: list[int]
     keys: list[bytes]
-    #: So many first blocks have no pages any more.
+    #: How many first blocks have no pages any more.
     given: int
     #: Slots that it keeps against others.
     floor: int
@@ -66,15 +66,16 @@ class Plan:
     loads: list[Copy] = field(default_factory=list)
     stores: list[Copy] = field(default_factory=list)
     gathers: list[Gather] = field(default_factory=list)
-    #: Requests whose loads that are under way, or in this plan, bring KV of weights that the engine had: they have failed.
+    #: Requests whose loads, under way or in this plan, bring KV of weights that the engine had before. These loads have
+    #: failed.
     void: set[str] = field(default_factory=set)
     #: Requests whose blocks will be reused: stores must stop reading them.
     preempted: set[str] = field(default_factory=set)
     #: Finished requests whose blocks stay allocated until every rank reports that no store reads them.
     ended: set[str] = field(default_factory=set)
-    #: True: the scheduler's half keeps these allocated and wants the report, not the engine.
+    #: True: the scheduler's half, not the engine, keeps these allocated and needs the report.
     ours: bool = False
-    #: The engine may overwrite any block: no store must read one any more.
+    #: The engine may overwrite any block, so no store may still read one.
     fence: bool = False
     #: This plan's number. If it is not 0, the workers report when they have carried the plan out.
     number: int = 0
@@ -94,7 +95,7 @@ class Plan:
 
 @dataclass
 class HeldCopy(Copy):
-    """A store of blocks that the engine may give to others while their request runs: its scheduler's half holds them until all
+    """A store of blocks that the engine may give to others while their request runs. The scheduler's half holds them until all
     workers have reported the number."""
 
     hold: int = 0
@@ -108,5 +109,5 @@ class HybridPlan(Plan):
     kinds: list[Plan] = field(default_factory=list)
     #: The number of this plan's stores that hold blocks. 0: none do.
     hold: int = 0
-    #: Requests for whose loads there is nothing right to load.
+    #: Requests that have nothing valid to load.
     hopeless: set[str] = field(default_factory=set)

@@ -24,8 +24,8 @@ class UcmHandshake(_base.KVConnectorHandshakeMetadata):
 
 @dataclass
 class UcmProgress(_base.KVConnectorWorkerMetadata):
-    """The number of the plan that a worker has carried out, 0 if no report was asked for. Also the handshake's content
-    if that did not reach the scheduler's half (MultiConnector passes on one connector's only)."""
+    """The number of the plan that a worker has carried out, 0 if no report was asked for. Also the handshake's content, if that did not reach the scheduler's
+    half (MultiConnector passes on only one connector's)."""
 
     number: int
     identities: frozenset[Union[EngineIdentity, HybridIdentity]] = frozenset()
@@ -35,11 +35,11 @@ class UcmProgress(_base.KVConnectorWorkerMetadata):
     spoiled: dict[str, int] = field(default_factory=dict)
     #: Those of these whose blocks are lost.
     lost: frozenset[str] = frozenset()
-    #: By how many workers holds of blocks are given up.
+    #: For each hold of blocks: how many workers have given it up.
     released: dict[int, int] = field(default_factory=dict)
     #: For loads that ranks share out: how many ranks have their share, and which blocks did not come.
     shares: dict[int, tuple[int, frozenset[int]]] = field(default_factory=dict)
-    #: By how many workers no store reads blocks of a finished request, which the scheduler's half keeps until all say so.
+    #: For each finished request: how many workers have no store that reads its blocks. The scheduler's half keeps them until all say so.
     sent: dict[str, int] = field(default_factory=dict)
     #: Processes of workers in which weights have changed since the last report.
     changed: frozenset[int] = frozenset()

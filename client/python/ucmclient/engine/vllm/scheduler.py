@@ -47,7 +47,7 @@ PREFILL, HANDOVER = "ucmd_prefill", "ucmd_blocks"
 
 @dataclass
 class _Held:
-    """A store that waits for the outcome of all plans up to `plan`."""
+    """A store that waits until the outcome of all plans up to `plan` is known."""
 
     plan: int
     request: Request
@@ -69,7 +69,7 @@ class SchedulerHalf(HeldPages):
         self._requests: dict[str, Request] = {}
         self._plan = Plan()
         self._nvme = NvmeRate(settings)
-        #: Stores of so many blocks go by layers.
+        #: Stores of so many blocks and more go by layers.
         self._layered = -(-settings.layer_stores // block_tokens) or NEVER
         self._raw_blocks = -(-settings.raw_first // block_tokens)
         #: For an engine whose ranks share loads out.
@@ -82,8 +82,8 @@ class SchedulerHalf(HeldPages):
         #: Numbers of plans: the latest, the latest with loads within its step, the latest with a known outcome.
         self._number = self._risky = self._known = 0
         self._held: list[_Held] = []
-        #: Requests that filled a block which has no hash yet, as where the engine schedules before it knows the last token, and how many
-        #: they have filled.
+        #: Requests that filled a block without a hash yet, and how many blocks they have filled. The engine may schedule before it knows the
+        #: last token.
         self._behind: dict[str, int] = {}
         #: Blocks are stored at all, and the daemon is there.
         self._stores = False
@@ -97,7 +97,7 @@ class SchedulerHalf(HeldPages):
         #: Finished requests whose stores are held.
         self._ending: set[str] = set()
         super().__init__(workers)
-        #: Changes of weights that were seen, and whether the engine's own resets count as one, since none would be seen.
+        #: Changes of weights that were seen, and whether the engine's own resets count as changes, since none could be seen otherwise.
         self._changes = watching.changes(not settings.keep_on_reset)
         self.resets_count = False
 
@@ -135,7 +135,7 @@ class SchedulerHalf(HeldPages):
                 self._plan.void.add(tracked.vllm.request_id)
             self._name(tracked)
             tracked.stored = 0
-            # A request that keeps its blocks continues from old KV.
+            # A request that keeps its blocks continues with old KV.
             self._look_at(tracked)
             tracked.tainted |= bool(tracked.blocks)
 
@@ -216,8 +216,7 @@ class SchedulerHalf(HeldPages):
 
     def _promise(self, tracked: Request) -> Optional[Promise]:
         """Looks the request up, unless a promise still holds (vLLM asks again in every step), or the lookup table says that nothing is there.
-        The lookup includes the engine's own hits: so the daemon knows that they are in use, and those that it lost are stored
-        again."""
+        The lookup includes the engine's own hits. So the daemon knows that they are in use, and those that it lost are stored again."""
         promise = tracked.promise
         if promise and time.monotonic() < promise.until:
             return promise
@@ -360,7 +359,7 @@ class SchedulerHalf(HeldPages):
                 self._store(tracked, end)
 
     def _sparse_step(self, tracked: Request, computed: int, output: Any, reset: bool) -> None:
-        """A rank may lack a block that the step attends, and all ranks' results are then worthless: so stores wait."""
+        """A rank may lack a block that the step attends, and then all ranks' results are worthless. So stores wait."""
         tokens = output.num_scheduled_tokens[tracked.vllm.request_id]
         step = self.sparse.step(tracked, computed, tokens, reset) if self.sparse is not None else None
         if step is not None:
@@ -402,7 +401,7 @@ class SchedulerHalf(HeldPages):
                 self._plan.stores.append(copy)
 
     def _judge(self, tracked: Request, blocks: list[int]) -> None:
-        """Whether what it computes with these is right: of blocks whose load failed only those that it computes itself are."""
+        """Whether what it computes with these is right. Of blocks whose load failed, only those that it computes itself are right."""
         if self._invalid.keys().isdisjoint(blocks):
             return
         name = tracked.vllm.request_id
@@ -461,7 +460,7 @@ class SchedulerHalf(HeldPages):
             held.request.stored = min(held.request.stored, held.first)
         self._held = []
         if not self.settings.async_load:
-            # If no request computes them again, the engine itself treats them as valid.
+            # If no request computes them again, the engine treats them as valid.
             self._invalid.update({block: "" for block in invalid if block not in self._invalid})
             gone = [(blocks, loads) for _, blocks, loads in self._gone]
             for blocks, loads in gone + [past for tracked in self._lost for past in tracked.past]:
@@ -491,7 +490,7 @@ class SchedulerHalf(HeldPages):
                 self._invalid[block] = ""
 
     def _begin_anew(self, tracked: Request, computed: int) -> None:
-        """Blocks that the request will compute or load, not those from the engine's cache, are no longer invalid."""
+        """Blocks that the request will compute or load are no longer invalid. Those from the engine's cache may still be."""
         for i, block in enumerate(tracked.blocks if self._invalid else ()):
             if i >= computed // self.block_tokens or block in tracked.loads:
                 self._invalid.pop(block, None)

@@ -44,7 +44,7 @@ class Settings:
     sparse: Optional[str] = None
     #: Requests may name chunks, which are loaded to where they stand in a prompt (docs/blend.md).
     chunks: bool = False
-    #: Separates this engine's cache from others with the same model, for reasons that the namespace can't know.
+    #: Separates this engine's cache from others' with the same model, for reasons that the namespace can't know.
     salt: str = ""
 
     # ---- advanced ----
@@ -56,9 +56,9 @@ class Settings:
     #: Move small fragments with kernels in this process (ucmclient.CopyAgent), which takes 64 MiB of GPU memory. "auto":
     #: where that is possible and pays; "on": refuse to start where it is impossible; "off".
     copy_agent: str = _advanced("auto")
-    #: With an encoding: as many tokens from a request's first one on are stored as they are, in whole blocks.
+    #: With an encoding: so many first tokens of a request are stored as they are, in whole blocks.
     raw_first: int = _advanced(0)
-    #: With sparse: GPU memory is taken for so many requests of the model's full length.
+    #: With sparse: takes GPU memory for so many requests of the model's full length.
     sparse_room: int = _advanced(4)
     #: If a step completes so many tokens of a request, their blocks are stored by layer while the step computes. 0: all are stored after their
     #: step.
@@ -86,8 +86,8 @@ class Settings:
     transfer_timeout: float = _advanced(30.0)
     #: A store is done when it is on NVMe.
     durable: bool = _advanced(False)
-    #: When the engine resets external caches (sleeping does), its weights may change: it then loads nothing older and
-    #: shares with no other engine any more. True: the weights never change, so nothing of this happens.
+    #: When the engine resets external caches (sleeping does), its weights may change: it then loads nothing older and shares with no other
+    #: engine any more. True: the weights never change, so a reset has no such effect.
     keep_on_reset: bool = _advanced(False)
     #: With vLLM's own KV events on: they tell of this engine's blocks in the daemon, too, as ucmevents does for a whole host.
     events: bool = _advanced(False)
@@ -96,7 +96,7 @@ class Settings:
 
     # ---- not of the engine's configuration ----
 
-    #: Look in the daemon's lookup table first, and ask for no lookup of which it says that nothing is cached.
+    #: Look in the daemon's lookup table first, and ask for no lookup if it says that nothing is cached.
     lookup_table: bool = field(default=True, metadata={"kind": None})
     #: If the daemon keeps events for routers: send it the metadata of stored blocks.
     block_metadata: bool = field(default=True, metadata={"kind": None})
@@ -107,8 +107,8 @@ class Settings:
         return self.layerwise or self.layer_stores > 0
 
     def for_role(self, producer: bool, consumer: bool) -> "Settings":
-        """For kv_role: a mere producer does not load, and a mere consumer does not store. (vLLM reuses a producer's
-        blocks while steps that write to them are under way, which must not meet a load.)"""
+        """For kv_role: a mere producer does not load, and a mere consumer does not store. (vLLM reuses a producer's blocks while steps that
+        write to them are under way. A load must not write to them then.)"""
         return replace(self, store=self.store and producer, load=self.load and consumer)
 
     @classmethod
@@ -156,7 +156,7 @@ def kinds() -> dict[str, Any]:
 
 
 def _value(name: str, value: Any, kind: str) -> Any:
-    """Checked; kind: as what it was given."""
+    """The checked value. kind: as which it was given."""
     here = [known for known, of in kinds().items() if of == kind]
     if name not in here:
         other = {"advanced": "among the others, outside of \"advanced\"", "plain": 'in the object "advanced"'}[kind]

@@ -8,7 +8,7 @@ from ...memory import SharedMemory, in_shared_memory
 
 
 def bind(config: Any, kv_caches: dict[str, Any]) -> None:
-    """Layers that have views of their tensor, and not the tensor itself, get views of where it lies now."""
+    """Layers that have views of their tensor, and not the tensor itself, get views of its new memory."""
     for name, layer in config.compilation_config.static_forward_context.items():
         bound = getattr(layer, "kv_cache", None)
         if name in kv_caches and bound is not kv_caches[name] and hasattr(layer, "bind_kv_cache"):

@@ -16,10 +16,10 @@ from ...client import PrefixHits, WaitMode
 from .link import Link
 from .settings import Settings
 
-#: So many requests are looked for at once, fewer than the daemon lets a connection have under way (docs/methods.md, lookup). The others
-#: wait for their turn.
+#: At most so many requests are looked for at once, fewer than the daemon lets a connection have under way (docs/methods.md, lookup). Others wait
+#: for their turn.
 _MOST = 48
-#: Seconds until the daemon is asked again: at first, and at most. With many requests, one is asked for each _APART.
+#: Seconds until the daemon is asked again: at first, and at most. With many requests, it is asked for one in each _APART.
 _PAUSE, _LONGEST_PAUSE, _APART = 0.001, 0.02, 0.0005
 
 
@@ -34,7 +34,7 @@ class SharedWait:
     def __init__(self, settings: Settings):
         self._settings = settings
         self._waits: dict[str, _Wait] = {}
-        #: Requests for which the daemon's latest answer was that it asks.
+        #: Requests for which the daemon's latest answer was that it asks the shared tier.
         self._pending: set[str] = set()
 
     def holds(self, name: str) -> bool:
@@ -54,12 +54,12 @@ class SharedWait:
         self._pending.discard(name)
 
     def extend(self, name: str, until: float) -> None:
-        """Another host is still storing what it needs."""
+        """Another host is still storing blocks that the request needs."""
         if name in self._waits:
             self._waits[name].until = max(self._waits[name].until, until)
 
     def give_up(self, name: str) -> None:
-        """It is not waited for any more."""
+        """Nobody waits for the request any more."""
         self._pending.discard(name)
         self._waits[name] = _Wait(until=0.0)
 

@@ -1,4 +1,4 @@
-"""What a hit without pages needs of the daemon, brought by a thread while the request still waits for its load: its blocks into the mapping,
+"""Brings what a hit without pages needs of the daemon, by a thread, while the request still waits for its load. That is its blocks in the mapping,
 and summaries of those that have none. So the engine waits for neither, and its other requests go on. Imports nothing of vLLM."""
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from ...sparse.mapping import Referenced
 
 logger = logging.getLogger("ucmclient.engine.vllm")
 
-#: Asks for blocks of a sequence: from the first one on, so many, for so many seconds. As GpuDecoder.pin_beside.
+#: Asks for blocks of a sequence: the first block, how many, and for how many seconds. As GpuDecoder.ref_beside.
 Ref = Callable[[BlockSequence, int, int, float], Optional[Referenced]]
-#: Blocks that are asked for in one go, and for how many seconds: other calls of the mapping may wait so long.
+#: How many blocks one call asks for, and for how many seconds. Other calls of the mapping may wait so long.
 _AT_ONCE, _WAIT = 1024, 0.01
-#: So long it goes on when none has come, and at most so long. Moving blocks within DRAM takes a quarter of a second a GiB; to compute them
-#: takes longer.
+#: How long it goes on when none has come, and how long at most. Moving blocks within DRAM takes a quarter of a second a GiB; computing them takes
+#: longer.
 _LOOK, _LONGEST = 0.25, 10.0
 
 
 class _Coming:
-    """A request's. sequence keeps its blocks and their references, and is its own until take(); with it the epoch of its connection."""
+    """Of one request. sequence keeps its blocks and their references, and belongs to this until take(). With it comes the epoch of its
+    connection."""
 
     def __init__(self, keys: bytes):
         self.keys = keys
@@ -35,11 +36,11 @@ class _Coming:
 
 
 class Ahead:
-    """One thread for all requests. It ends with end(); all methods are the engine's thread's."""
+    """One thread for all requests. It ends with end(). Only the engine's thread calls the methods."""
 
     def __init__(self, source: Source, ref: Ref, part: int, deadline: float):
-        """deadline: in seconds, of the sequence and its summaries, each. After it, and when no blocks come any more, the request goes on with what
-        there is."""
+        """deadline: in seconds, for the sequence and for its summaries, each. After it, and when no blocks come any more, the request goes on with
+        what there is."""
         self._source, self._ref, self._part, self._deadline = source, ref, part, deadline
         self._coming: dict[str, _Coming] = {}
         self._arrived: set[str] = set()
@@ -61,7 +62,7 @@ class Ahead:
             self._thread.start()
 
     def arrived(self, names: set[str]) -> set[str]:
-        """names: requests whose loads have ended since the last call. Those that can go on: of these and of earlier ones."""
+        """names: requests whose loads have ended since the last call. Returns those of these and of earlier ones that can go on."""
         self._arrived |= names
         ready = {name for name in self._arrived if name not in self._coming or self._coming[name].done}
         self._arrived -= ready
@@ -103,7 +104,7 @@ class Ahead:
             brought = None
             try:
                 brought = None if coming.dropped else self._brought(coming)
-            except Exception:  # the request must not wait for ever
+            except Exception:  # otherwise the request would wait for ever
                 logger.exception("blocks of a request can't be brought into the mapping before it begins")
             with self._lock:
                 coming.done = True
@@ -126,13 +127,13 @@ class Ahead:
                 sequence.close()
                 return None
             self._ref_all(sequence, len(coming.keys) // summaries.identity.key_bytes, coming)
-        except BaseException:  # what nobody closes, the daemon keeps: its blocks could neither go nor be stored again
+        except BaseException:  # the daemon keeps what nobody closes: its blocks could neither go nor be stored again
             sequence.close()
             raise
         return sequence, connection_epoch
 
     def _ref_all(self, sequence: BlockSequence, blocks: int, coming: _Coming) -> None:
-        """Until all are in the mapping that will be: when none comes for a while, there is no room, or it takes too long."""
+        """Waits until no more will come into the mapping. All have come, or none came for a while, or there is no space, or it takes too long."""
         at, placed, came = 0, 0, time.monotonic()
         until = came + _LONGEST
         while at < blocks and time.monotonic() < min(until, came + _LOOK) and not (coming.dropped or self._ended):

@@ -13,8 +13,8 @@ _Key = tuple[int, int]
 
 
 class HostEntries:
-    """ucmclient.decode.Entries. An entry that this step has used is never given up; of the others the longest unused one, unless it
-    belongs to a request that would then have fewer than its floor."""
+    """ucmclient.decode.Entries. It never gives up an entry that this step has used. Of the others it gives up the longest unused,
+    unless the entry's request would then have fewer than its floor."""
 
     def __init__(self, layer_heads: int, entries: int):
         self._layer_heads = layer_heads

@@ -1,16 +1,15 @@
 """The worker's half of sparse decoding on a GPU: ucmclient.decode.gpu below vLLM's attention. Imports nothing of vLLM.
 
-A step of the engine goes so: begin() learns what the scheduler planned and prepares it; each layer runs one of two forms; end() waits
-for the layers, and looks whether the step counts.
+In a step of the engine, begin() learns what the scheduler planned and prepares it. Each layer runs one of two forms. end() waits for the layers,
+and looks whether the step counts.
 
 - uniform() and attend_uniform(): one token a request. The GPU finds sparse requests by the page of a request's last token, which no other request
-  has: `_owner` has the sequence's number for that page. So the host decides nothing, and launches can be those
-  of a CUDA graph. What a step did not get is known only at its end. Then its sparse requests are *spoiled*: vLLM drops their tokens
-  and computes them again, in the second form, from the last block on.
-- attend_rows(): any other batch. A layer waits for its result, has served what it lacks, and runs again, before the next one.
+  has. `_owner` has the sequence's number for that page. So the host decides nothing, and a CUDA graph can have the launches. What a step did not
+  get is known only at its end. Then its sparse requests are *spoiled*: vLLM drops their tokens and computes them again, in the second form, from
+  the last block on.
+- attend_rows(): any other batch. Each layer waits for its result, has the blocks brought that it lacks, and runs again, before the next one.
 
-Blocks that the daemon does not keep yet have pages, and a miss is copied from there (`_page_of`). So nothing depends on when a block is
-stored.
+Blocks that the daemon does not keep yet have pages, and misses are copied from there (`_page_of`). So nothing depends on when a block is stored.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ logger = logging.getLogger("ucmclient.engine.vllm")
 
 #: For blocks to come, in seconds.
 _GATHER_TIMEOUT = 2.0
-#: So often the daemon is asked for what has changed, in seconds, if nothing else is new; without steps, by a thread.
+#: The daemon is asked for changes each time so many seconds have passed, if nothing else is new; without steps, by a thread.
 _UPDATE = 0.1
 _IDLE = 0.5
-#: It may have to copy what it is asked to keep into the mapping. Nobody waits for that: it is asked while the GPU runs a step, up to so long
-#: before the step's end; of a step of so many tokens, which takes far longer, so long at once. Where steps are too short, it is asked
-#: after one, each _UPDATE, for so long.
+#: The daemon may have to copy what it is asked to keep into the mapping. So that nobody waits for that, it is asked while the GPU runs a step.
+#: _MARGIN: asking stops so long before the step's end. _MANY, _ASK: a step of so many tokens takes far longer, and it is asked for so long.
+#: _BEHIND: if steps are too short, it is asked for so long after one, each _UPDATE.
 _MARGIN, _MANY, _ASK, _BEHIND = 0.001, 512, 0.004, 0.002
-#: Runs of a layer, each of which gets at least one block that was missing.
+#: Most runs of a layer. Each gets at least one block that was missing.
 _RUNS = 64
 
 #: The workers of this process, by the address of each layer's KV tensor: an attention layer knows no other name of its engine.
@@ -54,7 +53,7 @@ _by_address: dict[int, tuple[SparseGpuWorker, int]] = {}
 
 
 def worker_of(kv_cache: Any) -> Optional[tuple[SparseGpuWorker, int]]:
-    """Whose KV tensor this is, and the layer's number."""
+    """The worker whose KV tensor this is, and the layer's number."""
     return _by_address.get(kv_cache.data_ptr())
 
 
@@ -72,7 +71,7 @@ class SparseGpuWorker:
         self._sequences = config.scheduler_config.max_num_seqs
         self._blocks = -(-rules.max_tokens // rules.block_tokens)
         heads = config.model_config.get_num_attention_heads(config.parallel_config)
-        #: A step's tokens can't be taken back from the engine's newer runner: its requests are preempted instead.
+        #: The engine's newer runner can't take a step's tokens back, so its requests are preempted instead.
         self._only_lost = bool(getattr(config, "use_v2_model_runner", False))
         try:
             self._open(rules, worker, layout, summary, heads, part)
@@ -89,11 +88,11 @@ class SparseGpuWorker:
         self._seen = 0
         self._rows_of: tuple[Any, Optional[Rows]] = (None, None)
         self._updated = 0.0
-        #: When the step began, and what one of one token a request took, from then to its end, by recent ones.
+        #: When the step began, and how long recent steps of one token a request took, from begin to end.
         self._began, self._took = 0.0, 0.0
-        #: Held while `decoder` is used. A step is from begin() to end(), and _live then.
+        #: Held while `decoder` is used. A step lasts from begin() to end(); _live is true then.
         self._lock, self._stop = threading.Lock(), threading.Event()
-        #: The pages that hold a row's block, each with how many requests say so.
+        #: By row: the pages that hold its block, each with the number of requests that say so.
         self._pages_of: dict[int, dict[int, int]] = {}
         self.kept: dict[str, int] = {}
         self.spoiled: dict[str, int] = {}
@@ -136,9 +135,9 @@ class SparseGpuWorker:
         of_candidates = [self.rules.choices.room(0, c, self.rules.block_tokens) for c in range(most + 1)]
         #: How many blocks a list has, by the number of candidates.
         self._most_of = self._numbers(of_candidates)
-        #: Rows of each sequence's blocks, by its number. Number 0 is nobody's.
+        #: By a sequence's number: rows of its blocks. Number 0 belongs to no sequence.
         self._rows_table = numbers(n + 2, self._blocks + 1, fill=-1)
-        #: By page: the sequence whose last token lies there.
+        #: By page: the number of the sequence whose last token lies there.
         self._owner = numbers(self._caches[0].shape[0])
         #: By row: a page that has its block.
         self._page_of = numbers(self._steps.numbers, fill=-1)
@@ -164,7 +163,7 @@ class SparseGpuWorker:
         )
 
     def _idling(self) -> None:
-        """Gives the daemon what it wants back of the mapping while the engine has no steps: it waits only for seconds."""
+        """While the engine has no steps, gives the daemon what it wants back of the mapping. The daemon waits only for seconds."""
         self._use_device()
         while not self._stop.wait(_IDLE):
             with self._lock:
@@ -173,7 +172,7 @@ class SparseGpuWorker:
                     self._update()
 
     def _use_device(self) -> None:
-        """The CUDA driver knows the device's context in this thread from now on, which asking for memory's address needs."""
+        """Sets the device's context for this thread. Without it the CUDA driver does not tell memory's address."""
         self._torch.cuda.set_device(self._device)
         self._torch.cuda.synchronize(self._device)
 
@@ -254,7 +253,7 @@ class SparseGpuWorker:
         return request
 
     def _own(self) -> None:
-        """Writes which page's token is whose, where that has changed."""
+        """Writes changes of `_owner`: which sequence's last token lies in a page."""
         left, taken = {}, {}
         for request in self._step:
             page = request.pages[(request.end - 1) // self.rules.block_tokens]
@@ -262,7 +261,7 @@ class SparseGpuWorker:
             if page != request.last_page:
                 left[request.last_page], taken[page] = 0, request.sequence.number
                 request.last_page = page
-        now = {**left, **taken, 0: 0}  # a page that one has left may be another's in the same step
+        now = {**left, **taken, 0: 0}  # a page that one request has left may be another's in the same step
         if taken:
             self._set(self._owner, list(now), list(now.values()))
 
@@ -316,8 +315,8 @@ class SparseGpuWorker:
         )
 
     def _spoil(self, request: SparseRequest, why: Any, lost: bool) -> None:
-        """Its latest page, as far as vLLM knew it before this step, stands for the request. vLLM then computes that page's tokens again,
-        which must be sparse ones, or all of them."""
+        """The latest page that vLLM knew before this step stands for the request. vLLM then computes that page's tokens again. They must be
+        sparse, or all of the request's."""
         before = max(0, request.first - 1)
         if lost or before < request.own:
             logger.warning("request %s is computed again: %s", request.name, why)
@@ -351,7 +350,7 @@ class SparseGpuWorker:
         self._step = []
 
     def _keep_beside(self) -> bool:
-        """Whether it asked the daemon for anything while the GPU ran the step."""
+        """Asks the daemon while the GPU runs the step. Returns whether it asked for anything."""
         asked, many = False, sum(request.end - request.first for request in self._step) >= _MANY
         while self._running():
             left = _ASK if many else self._began + self._took - _MARGIN - time.monotonic()
@@ -361,7 +360,7 @@ class SparseGpuWorker:
         return asked
 
     def _short(self) -> None:
-        """What a step did not get is gathered, and the step is computed again."""
+        """Gathers what a step did not get. The step is then computed again."""
         lost = self.decoder.serve()
         crowded = self._step[-1:] if self.decoder.crowded else []
         for request in self._step:
@@ -379,17 +378,17 @@ class SparseGpuWorker:
             self.decoder.close(name)
 
     def arrived(self, names: set[str]) -> set[str]:
-        """names: requests whose loads have ended. Those, and earlier ones, that need not wait for the daemon any more."""
+        """names: requests whose loads have ended. Returns those of these and of earlier ones that need not wait for the daemon any more."""
         return self._ahead.arrived(names)
 
     # ---- layers, of one token a request ----
 
     def has_work(self, longest: int) -> bool:
-        """Whether a batch whose longest request has so many tokens has work. Outside of a step, vLLM warms up and captures graphs."""
+        """Whether there is work for a batch whose longest query has so many tokens. Outside of a step, vLLM warms up and captures graphs."""
         return bool(self._step) if self._live else longest == 1
 
     def uniform(self, layer: int, block_table: Any, lengths: Any) -> Any:
-        """Tokens that each request of the batch attends densely. lengths: what it has."""
+        """How many tokens each request of the batch attends densely. lengths: how many it has."""
         n = lengths.shape[0]
         if layer == 0:
             self._find(block_table, lengths, n)
@@ -397,7 +396,7 @@ class SparseGpuWorker:
         return self._dense_lens[:n]
 
     def _find(self, block_table: Any, lengths: Any, n: int) -> None:
-        """On the GPU alone."""
+        """Runs on the GPU alone."""
         torch = self._torch
         last = torch.div((lengths - 1).clamp_(min=0), self.rules.block_tokens, rounding_mode="floor")
         page = block_table.gather(1, last.long().unsqueeze(1)).squeeze(1).clamp_(min=0)
@@ -493,7 +492,7 @@ class SparseGpuWorker:
         return some, Chosen(index.new_zeros((n, self._select.lists)), index)
 
     def _bind(self, request: SparseRequest, blocks: int) -> None:
-        """Makes candidates of blocks that this very step fills. Their summaries come layer by layer."""
+        """Makes candidates of blocks that this step fills. Their summaries come layer by layer."""
         first = len(request.sequence.rows)
         try:
             self.decoder.bind(request.sequence, request.keys[first:blocks])
@@ -509,7 +508,7 @@ class SparseGpuWorker:
             self._build([self._caches[layer]], [self.decoder.summaries[layer]], self._numbers(pages), self._numbers(at))
 
     def _attended(self, layer: int, some: Slice, q: Any, chosen: Chosen) -> Any:
-        """Until all of it is there."""
+        """Runs until all of it is there."""
         out = q.new_empty(q.shape)
         for _ in range(_RUNS):
             self._steps.begin()
@@ -537,7 +536,7 @@ class SparseGpuWorker:
             some.candidates[gone], some.most[gone], some.length[gone] = 0, self._most_of[0], 0
 
     def _one_by_one(self, layer: int, some: Slice, q: Any, chosen: Chosen, out: Any) -> Any:
-        """What the tokens of a slice need together are more entries than there are."""
+        """The tokens of a slice together need more entries than there are."""
         for i in range(some.n):
             at = slice(i, i + 1)
             one = Slice(

@@ -1,5 +1,5 @@
-"""What vLLM calls in each of its processes, by the entry point `vllm.general_plugins` of the wheel: it makes `--attention-backend
-CUSTOM` this package's, which changes nothing for engines without the setting `sparse`, and lets watching.py note what vLLM tells no connector."""
+"""What vLLM calls in each of its processes, by the wheel's entry point `vllm.general_plugins`. It makes `--attention-backend CUSTOM` this
+package's, which changes nothing for engines without the setting `sparse`. It also lets watching.py note what vLLM tells no connector."""
 
 from __future__ import annotations
 

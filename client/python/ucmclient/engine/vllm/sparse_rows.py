@@ -24,15 +24,15 @@ class SparseRequest:
     end: int = 0
     #: The number of its candidates that were complete before the step.
     whole: int = 0
-    #: So many first blocks have no pages any more.
+    #: How many first blocks have no pages any more.
     given: int = 0
-    #: The page for which `_owner` has it.
+    #: The page whose entry in `_owner` is this request.
     last_page: int = 0
 
 
 @dataclass
 class Dense:
-    """The dense tokens of a batch: rows of the batch, and for FlashAttention where they are."""
+    """The dense tokens of a batch: rows of the batch, and where they lie, for FlashAttention."""
 
     rows: Any
     at: Any
@@ -66,7 +66,7 @@ class Rows:
 
 @dataclass
 class Slice:
-    """Sparse tokens that one launch attends: a sequence each."""
+    """Sparse tokens that one launch attends. Each is a sequence to it."""
 
     at: Any
     candidates: Any

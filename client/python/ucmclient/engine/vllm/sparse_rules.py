@@ -15,43 +15,43 @@ from .settings import Settings
 
 _REMEDY = "start with --attention-backend CUSTOM, with the wheel of ucmclient installed, and a model of full attention only"
 NOT_OURS = f"sparse decoding does not work with another attention backend: {_REMEDY}"
-#: Places through which a layer of blocks without pages is read for tokens that are computed densely.
+#: Places through which prefill reads a layer of blocks without pages, for dense tokens.
 _STREAM = 8
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Requests whose prompts are long are sparse: their tokens from the block on that the prompt's last one lies in attend a
-    *window*, the last blocks up to their own, and of the blocks before it what the policy chooses. All other tokens are dense. So
-    a prompt whose other blocks are all found needs no token of them."""
+    """Requests whose prompts are long are sparse. Their sparse tokens begin with the block of the prompt's last token. A sparse token
+    attends a *window*, the last blocks up to its own, and of the blocks before it what the policy chooses. All other tokens are dense.
+    So if all other blocks of a prompt are found, none of their tokens need be computed."""
 
     policy: str
     choices: Choices
     block_tokens: int
-    #: A sparse request's prompt has as many tokens at least.
+    #: A sparse request's prompt has at least so many tokens.
     prompt: int
     #: Lists of blocks that a layer chooses for a token on each rank.
     lists: int
     #: Each rank's memory for entries and summaries, and what requests are admitted by.
     room: Room
     max_tokens: int
-    #: Entries are on a GPU, one for each KV head of a layer of a block, and no dense token attends what has no page.
+    #: Entries are on a GPU, one for each KV head of a layer of a block. No dense token attends a block without a page.
     on_gpu: bool = False
 
     def own(self, prompt_tokens: int) -> int:
-        """From which block on a sparse request's blocks hold tokens that were computed sparsely."""
+        """The first block of a sparse request that holds sparsely computed tokens."""
         return (prompt_tokens - 1) // self.block_tokens
 
     def sparse(self, prompt_tokens: int) -> bool:
         return prompt_tokens >= self.prompt
 
     def candidates(self, position: int) -> int:
-        """How many first blocks the token at this position chooses from; the window is after these."""
+        """How many first blocks the token at this position chooses from. The window follows them."""
         return self.choices.candidates(position // self.block_tokens)
 
     def pageless(self, computed: int) -> int:
-        """How many first blocks need no pages when so many tokens are computed. On a GPU a step that came short is computed again, from
-        the first token on of the last computed one's block, which has that block's window."""
+        """How many first blocks need no pages when so many tokens are computed. On a GPU a step that missed blocks is computed again,
+        from the first token of the last computed token's block. So the window of that block's first token counts."""
         return self.candidates(max(0, computed - 1) if self.on_gpu else computed)
 
     def admission(self) -> Admission:
@@ -99,8 +99,8 @@ def _on_gpu(policy: Policy) -> None:
 
 
 def _asked_for(config: Any) -> bool:
-    """For a vLLM that does not ask the backend for the KV cache's spec: whether --attention-backend CUSTOM was said. The worker
-    looks whose backend that is."""
+    """For a vLLM that does not ask the backend for the KV cache's spec: whether the user set --attention-backend CUSTOM. The worker
+    checks whose backend that is."""
     backend = getattr(getattr(config, "attention_config", None), "backend", None)
     return getattr(backend, "name", backend) == "CUSTOM"
 

@@ -1,9 +1,9 @@
 """The scheduler's half of sparse decoding: which requests are sparse, when they are admitted, and which of their blocks have
 no pages. Imports nothing of vLLM.
 
-Promises: a page goes back only when every rank has said that the daemon keeps its block, and when no token that is still
-to be computed has it in its window. What a sparse token computed is found by none but requests of the same policy and
-prompt length. What a worthless step computed is found by nobody: blocks enter the engine's cache when their step is over.
+Promises: a page goes back only when every rank has said that the daemon keeps its block. Also no token that is still to be computed may
+have it in its window. Only requests of the same policy and prompt length find what a sparse token computed. Nobody finds what a
+worthless step computed, since blocks enter the engine's cache when their step is over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Optional
 from .plan import SparseStep
 from .sparse_rules import Rules
 
-#: So often a request loses blocks before it keeps its pages.
+#: After losing blocks so often, a request keeps its pages.
 _LOSSES = 3
 
 
@@ -25,15 +25,15 @@ class _Of:
 
     vllm: Any
     prompt_tokens: int
-    #: It becomes so long.
+    #: Its length in tokens at the end.
     tokens: int
     #: Entries that it keeps against others; None: it is not admitted yet.
     floor: Optional[int] = None
-    #: Its first blocks that the daemon keeps, of all ranks.
+    #: How many of its first blocks the daemon keeps for all ranks.
     kept: int = 0
-    #: Its first blocks that have no pages, or whose pages were given back.
+    #: How many of its first blocks have no pages, or gave them back.
     given: int = 0
-    #: Its last step was worthless: it is computed again.
+    #: Its last step was worthless, so it is computed again.
     lost: bool = False
     losses: int = 0
     #: How many pages and keys the workers know.
@@ -43,8 +43,8 @@ class _Of:
 
 @dataclass
 class Counts:
-    """Pages that went back, pages that hits did not take, requests that lost blocks and are computed again, and steps of requests
-    that are computed again because their blocks came late."""
+    """given_back: pages that went back. spared: pages that hits did not take. lost: requests that lost blocks and are computed again.
+    repeated: steps of requests that are computed again because their blocks came late."""
 
     given_back: int = 0
     spared: int = 0
@@ -68,19 +68,20 @@ class SparseScheduler:
     # ---- requests ----
 
     def is_sparse(self, request: Any) -> bool:
-        """Not one with a LoRA adapter: its blocks would come in a step before it is known which version of the adapter that step has."""
+        """A request with a LoRA adapter is not sparse. Its blocks would come in a step before it is known which version of the adapter
+        that step has."""
         return self.rules.sparse(request.num_prompt_tokens) and getattr(request, "lora_request", None) is None
 
     def own_blocks(self, request: Any) -> int:
-        """From which block on a sparse request's blocks hold tokens that were computed sparsely."""
+        """The first block of a sparse request that holds sparsely computed tokens."""
         return self.rules.own(request.num_prompt_tokens)
 
     def own_name(self, request: Any) -> bytes:
-        """What the keys of these blocks are of, besides the tokens."""
+        """What the keys of these blocks stand for, besides the tokens."""
         return f"/{self.rules.policy}/{request.num_prompt_tokens}/".encode()
 
     def admit(self, request: Any) -> bool:
-        """Whether there are entries and rows of summaries for the most that it can need, besides those that were admitted."""
+        """Whether there are entries and rows of summaries for the most that it can need, alongside the requests that were admitted."""
         of = self._of.get(request.request_id)
         if of is None:
             prompt = request.num_prompt_tokens
@@ -97,8 +98,8 @@ class SparseScheduler:
     # ---- pages ----
 
     def needs_no_pages(self, name: str, local: int, external_tokens: int) -> int:
-        """How many first blocks need no pages where a hit adds so many tokens to `local` blocks. If more must be computed
-        than a step may have, all get pages: else every such step would bring all blocks."""
+        """How many first blocks need no pages if a hit adds so many tokens to `local` blocks. If more must be computed than a step may
+        have, all get pages. Otherwise every such step would bring all blocks."""
         of = self._of.get(name)
         if of is None or external_tokens <= 0 or of.losses >= _LOSSES:
             return 0

@@ -1,9 +1,9 @@
-"""The kind of KV cache that sparse decoding needs, and vLLM's manager of it: a request may have no pages for blocks that the
-daemon keeps.
+"""The kind of KV cache that sparse decoding needs, and vLLM's manager of it. A request need not have pages for blocks that
+the daemon keeps.
 
 vLLM asks its manager, for each request and step, which blocks are no longer needed, and how many pages a request needs.
-SparseScheduler answers; what is here puts vLLM's null block in place of pages. A request that is no sparse one is managed
-as any other.
+SparseScheduler answers, and the manager here puts vLLM's null block in place of pages. It manages requests that are not
+sparse as vLLM does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .sparse_scheduler import SparseScheduler
 #: By the spec's id, which connector and manager get from vLLM as the same object.
 _schedulers: weakref.WeakValueDictionary[int, SparseScheduler] = weakref.WeakValueDictionary()
 
-#: More pages than there are: vLLM then preempts the request.
+#: More pages than there are, so that vLLM preempts the request.
 _NEVER = 1 << 40
 
 
@@ -91,7 +91,7 @@ class SparseManager(FullAttentionManager):
 
 
 def serve(group: Any, scheduler: SparseScheduler) -> None:
-    """The manager of this group of layers will ask this scheduler. Call it before vLLM makes the manager."""
+    """Makes the manager of this group of layers ask this scheduler. Call it before vLLM makes the manager."""
     KVCacheSpecRegistry._ensure_registered()
     KVCacheSpecRegistry.register(SparseSpec, SparseManager, uniform_type_base_spec=FullAttentionSpec)
     _schedulers[id(group.kv_cache_spec)] = scheduler

@@ -1,15 +1,15 @@
 """The worker's half of sparse decoding: what a step's tokens attend, and where it lies. Imports nothing of vLLM.
 
-What a worker holds of a sparse request: the engine's *pages* of its window and of blocks that the daemon does not keep yet;
-*entries*, each for one layer of one block; *rows* of summaries, one for each block that may be chosen. ucmclient.decode keeps entries
-and rows by the blocks' keys. vLLM's own table of a request's blocks is not read: it still names pages that went back.
+Of a sparse request a worker holds the engine's *pages* of its window and of blocks that the daemon does not keep yet. It holds *entries*, each
+for one layer of one block, and *rows* of summaries, one for each block that may be chosen. ucmclient.decode keeps entries and rows by the
+blocks' keys. vLLM's own table of a request's blocks is not read: it still names pages that went back.
 
-A step of the engine goes so: begin() learns what the scheduler planned, rows() finds the batch's sparse requests, attend()
-runs for each layer, end() tells what the daemon keeps. A layer that lacks a block waits for it, up to a timeout. If it does not
-come, the request is *spoiled*: the scheduler's half throws the step away for all ranks.
+In a step of the engine, begin() learns what the scheduler planned, and rows() finds the batch's sparse requests. attend() runs for each layer,
+and end() tells what the daemon keeps. A layer that lacks a block waits for it, up to a timeout. If the block does not come, the request is
+*spoiled*: the scheduler's half throws the step away for all ranks.
 
-On a CPU, vLLM's kernels keep K of a block with its tokens innermost, [head_dim][tokens], where summaries want a token's
-channels together. So the daemon builds no summaries here; this worker computes them from what it has or reads.
+On a CPU, vLLM's kernels keep K of a block with its tokens innermost, [head_dim][tokens], but summaries need a token's channels together. So the
+daemon builds no summaries here. This worker computes them from what it has or reads.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _by_address: dict[int, tuple[SparseWorker, int]] = {}
 
 
 def worker_of(kv_cache: Any) -> Optional[tuple[SparseWorker, int]]:
-    """Whose KV tensor this is, and the layer's number."""
+    """The worker whose KV tensor this is, and the layer's number."""
     return _by_address.get(kv_cache.data_ptr())
 
 
@@ -61,8 +61,8 @@ class _Request:
     #: The step's tokens.
     first: int = 0
     end: int = 0
-    #: The number of its candidates that were complete before the step. The summaries of others come layer by layer, and count when
-    #: the scheduler goes on with the request: then no rank has spoiled the step that made them.
+    #: The number of its candidates that were complete before the step. The summaries of others come layer by layer. They count when the
+    #: scheduler goes on with the request, because then no rank has spoiled the step that made them.
     whole: int = 0
 
     @property
@@ -174,7 +174,7 @@ class SparseWorker:
             self._spoil(request, error)
 
     def _spoil(self, request: _Request, why: Any) -> None:
-        """Its latest page, as far as vLLM knew it before this step, stands for the request."""
+        """The latest page that vLLM knew before this step stands for the request."""
         logger.warning("request %s is computed again: %s", request.name, why)
         self.spoiled[request.name] = request.pages[max(0, request.first - 1) // self.rules.block_tokens]
 
@@ -248,22 +248,22 @@ class SparseWorker:
                 output[at] = self._attended(layer, row.of, position, lists, entries, query[at], scale)
 
     def _lists(self, layer: int, request: _Request, position: int, q: Any) -> list[list[int]]:
-        """What the layer takes for the token, or the layer before it whose choice it shares."""
+        """What the layer chooses for the token, or an earlier layer whose choice it shares."""
         at = self.rules.choices.source(layer), request.name, position
         if at[0] == layer:
             self._chosen[at] = self.decoder.choose(request.sequence, layer, self.rules.candidates(position), q.float().numpy())
         return self._chosen[at]
 
     def _fill(self, layer: int, request: _Request) -> None:
-        """Blocks that this very step fills can be chosen by its last tokens, as they would be if they came one at a time."""
+        """The step's last tokens can choose blocks that this step fills, as they could if tokens came one at a time."""
         candidates = self.rules.candidates(request.end - 1)
         self.decoder.bind(request.sequence, request.keys[len(request.sequence.rows) : candidates])
         for block in range(request.whole, candidates if layer in self.decoder.summarised else 0):
             self.decoder.summary_layer(request.sequence.rows[block], layer, self._keys_in(self._caches[layer][request.pages[block]]))
 
     def _bring(self, layer: int, request: _Request, lists: Sequence[Sequence[int]]) -> Optional[dict[int, int]]:
-        """The entries of those blocks that have no pages; None: it is spoiled. They are the token's until the next one is attended, so
-        entries for one layer of one token would do."""
+        """The entries of those blocks that have no pages; None: the request is spoiled. They stay the token's until the next token is attended,
+        so entries for one layer of one token are enough."""
         away = [sorted(block for block in set().union(*lists) if not request.pages[block])]
         for _ in range(2):
             self.decoder.begin()
@@ -319,7 +319,7 @@ def _tensor(buffer: Any, like: Any) -> Any:
 
 
 class _Decoder(Decoder):
-    """Summaries are computed from K alone, one layer at a time, also those of blocks that have no pages: these are read."""
+    """Summaries are computed from K alone, one layer at a time. Blocks that have no pages are read."""
 
     #: K of a block's bytes.
     keys_in: Callable[[Any], Any]

@@ -1,7 +1,6 @@
 """Pipeline parallelism: each stage keeps its own layers, so the ranks of all stages are the parts of a block (docs/vllm.md, "Ranks").
 
-A namespace has layers of one size. Stages whose layers take different room cut theirs: the largest size of which each stage's are
-multiples.
+A namespace has layers of one size. If the stages' layers differ in size, they are cut to the largest size of which all are multiples.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Staged:
-    """A rank of a pipeline: its layout as all stages can have it, its part, and how many layers each part of a block has as it is stored."""
+    """A rank of a pipeline: its layout in a form that all stages can have, its part, and the number of stored layers of each part."""
 
     layout: Layout
     ranks: Ranks
@@ -66,8 +65,8 @@ def check_stages(config: Any, groups: Optional[Sequence[Any]], settings: Setting
 def staged(
     layout: Callable[[], Layout], ranks: Ranks, engine: dict[str, Any], number: int, gather: Callable[[Stage], Sequence[Stage]]
 ) -> Staged:
-    """number: of this rank's stage. gather: sends to the other stages, and returns what all sent, in their order. Every rank calls it
-    once, also one that has no layout, so that no other waits for it."""
+    """number: of this rank's stage. gather: sends to the other stages, and returns what all sent, in their order. Every rank calls it once, even
+    if it has no layout, so that no other waits for it."""
     try:
         mine = layout()
         stage = Stage(mine.name, ranks.parts, len(mine.layers), mine.layer_bytes, mine.kv_tensors, json.dumps(engine, sort_keys=True))
@@ -106,7 +105,7 @@ def _joined(mine: Layout, ranks: Ranks, number: int, stages: Sequence[Stage]) ->
 
 
 def _engines(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The engine names of all stages: one value if they agree, else all values."""
+    """The `engine` values of all stages: one value if they agree, else all of them."""
     out: dict[str, Any] = {}
     for name in sorted({name for stage in stages for name in stage}):
         said = [stage.get(name) for stage in stages]

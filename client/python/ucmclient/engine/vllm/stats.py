@@ -1,7 +1,7 @@
-"""What vLLM asks the connector for its log and for Prometheus: what loads and stores did since it asked last.
+"""What vLLM asks of the connector for its log and for Prometheus: what loads and stores did since it last asked.
 
-The worker's half counts (Counts); vLLM sends what counts() gives, as raw numbers, to the process that logs, and adds up the ranks'.
-So loads and stores count once a rank.
+The worker's half counts (Counts). vLLM sends what counts() gives, as raw numbers, to the process that logs, and adds up those of
+all ranks. So loads and stores count once for each rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The setting `summaries`: which summary of stored blocks is kept (docs/sparse.md), from where K and V of a layer lie in a block."""
+"""The setting `summaries`: which summary of stored blocks is kept (docs/sparse.md). It follows from where K and V of a layer lie in
+a block."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any, Optional
 from ...sparse import summary as methods
 from .layout import Axes, Fragment, Heads, Layout, axes_of, kind_of
 
-#: With their parameters, but for those that only an attention kernel would know.
+#: Methods with their parameters, without those that only an attention kernel would know.
 METHODS: Mapping[str, Callable[..., methods.Summary]] = {
     "mean": methods.mean,
     "submean": methods.submean,
@@ -112,7 +113,7 @@ _Place = tuple[int, int, int]
 
 
 def _places(axes: Axes, tensor: Any, of: Heads, fragments: Sequence[Fragment]) -> Optional[tuple[_Place, Optional[_Place]]]:
-    """K and V of one layer; None: not one layer, or no strides describe it."""
+    """K and V of one layer. None: it is not one layer, or no strides describe it."""
     outer = list(axes.outer)
     if (axes.kernel_stride, axes.kernel) in outer:
         outer.remove((axes.kernel_stride, axes.kernel))
@@ -148,7 +149,7 @@ def _place(axes: Axes, tensor: Any, fragments: Sequence[Fragment], first: int) -
 
 
 def _in_layer(fragments: Sequence[Fragment], address: int, size: int) -> int:
-    """Where those bytes of block 0 lie in its layer. Negative: nowhere."""
+    """Where those bytes of block 0 lie in its layer. Negative: they do not."""
     begin = 0
     for fragment in fragments:
         if fragment.address <= address and address + size <= fragment.address + fragment.size:

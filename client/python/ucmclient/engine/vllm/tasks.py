@@ -30,7 +30,8 @@ def _left(until: Optional[float]) -> Optional[float]:
 
 
 class Tasks:
-    """As one Task. It is done when all are, also if one has failed: what is under way may still use the caller's pages."""
+    """Several as one Task. It is done when all are, even if one has failed, since those under way may still use the
+    caller's pages."""
 
     def __init__(self) -> None:
         self._tasks: list[Union[Task, Tasks]] = []

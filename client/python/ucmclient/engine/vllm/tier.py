@@ -1,7 +1,7 @@
 """A secondary tier of vLLM's offloading connector on ucmd: secondary_tiers with "module_path": "ucmclient.engine.vllm.tier" (docs/engines.md).
 
-vLLM keeps KV in host memory of its own, its primary tier, and asks this tier to keep chunks of it and to bring them back. A chunk is a page,
-with what all of its workers hold, so it is one block of one layer. All calls come from the scheduler's thread and wait for nobody: threads of
+vLLM keeps KV in host memory of its own, its primary tier. It asks this tier to keep chunks of it and to bring them back. A chunk is a page with
+what all of vLLM's workers hold, so it is one block of one layer here. All calls come from the scheduler's thread and wait for nobody. Threads of
 the tier look up, store and load."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .identity import EngineIdentity
 logger = logging.getLogger("ucmclient.engine.vllm")
 #: Beyond a transfer's deadline, in seconds, for what waits before it.
 _PATIENCE = 60.0
-#: Bytes of a chunk: what the daemon takes as one layer.
+#: Bytes of a chunk: the most that the daemon takes as one layer.
 _LARGEST = 256 << 20
 
 
@@ -50,7 +50,7 @@ class UcmTier(SecondaryTierManager):
     medium = Medium.STORAGE
 
     def __init__(self, offloading_spec: Any, primary_kv_view: memoryview, tier_type: str, backpressure_detector: Any = None, **settings: Any):
-        """settings: the others of the tier's configuration."""
+        """settings: the rest of the tier's configuration."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         settings.pop("locality", None)
         of = settings_of(settings, "the tier's configuration")
@@ -104,7 +104,7 @@ class UcmTier(SecondaryTierManager):
         self._end(verb, number, keys, good, time.monotonic() - begin)
 
     def _end(self, verb: str, number: int, keys: list[bytes], good: list[bool], seconds: float) -> None:
-        """Ends a transfer; of a load it also notes which chunks came: the others are no longer hits."""
+        """Ends a transfer. Of a load it also notes which chunks came, since the others are no longer hits."""
         came = [key for key, one in zip(keys, good) if one]
         failed = [key for key, one in zip(keys, good) if not one] if verb == "load" else []
         result = JobResult(number, all(good), came if failed and came else None, seconds, good.count(True) * self.block_size_bytes)

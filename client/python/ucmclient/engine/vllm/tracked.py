@@ -41,16 +41,16 @@ class Request:
     #: Places of items that a client has named, with what they are, and tokens of one of the engine's hashes.
     items: list[tuple[int, bytes]] = field(default_factory=list)
     hash_tokens: int = 1
-    #: The engine's hashes say all of it.
+    #: The engine's hashes stand for all of it.
     raw: bool = True
-    #: Tokens of a block, if the token after a block is hashed into its key, too. 0: it is not.
+    #: Tokens of a block, if the token after a block is also hashed into its key. 0: it is not.
     reads_next: int = 0
     #: vLLM's count of its preemptions when it got its blocks.
     preemptions: int = 0
     blocks: list[int] = field(default_factory=list)
     #: How many blocks are stored or planned to be.
     stored: int = 0
-    #: Since it got its blocks: a store may read those from the first to the last of these.
+    #: Since it got its blocks: a store may read the blocks from the first to the last of these.
     read_from: int = NEVER
     read_to: int = 0
     #: A plan has a store of it: the workers report when its blocks may be reused.
@@ -64,13 +64,13 @@ class Request:
     loads: frozenset[int] = frozenset()
     #: Its blocks and loads before each preemption.
     past: list[tuple[list[int], frozenset[int]]] = field(default_factory=list)
-    #: It used blocks whose load for another request failed, or blocks from before a reset: do not store it.
+    #: It used blocks whose load for another request failed, or blocks from before a reset. Do not store it.
     tainted: bool = False
     #: A load of it failed: compute it, without another try.
     failed: bool = False
     #: How long to wait for blocks that a prefill instance hands over.
     wait_until: float = 0.0
-    #: Its lookup, which the lookup table answered, was reported to the daemon.
+    #: Its lookup was answered by the lookup table, and reported to the daemon.
     told: bool = False
 
     @property
@@ -101,7 +101,7 @@ class Request:
         return hashlib.sha256(with_it + key).digest()[: len(key)] if with_it else key
 
     def _behind(self, place: int) -> bytes:
-        """What a draft reads there: a token, or in its place a piece of an image, of which the engine's hash of the blocks before says nothing."""
+        """What a draft reads there: a token, or a piece of an image in its place. The engine's hash of the blocks before does not cover it."""
         what = self.vllm.all_token_ids[place].to_bytes(8, "little", signed=True)
         for one in getattr(self.vllm, "mm_features", None) or ():
             first = one.mm_position.offset
@@ -110,7 +110,7 @@ class Request:
         return what
 
     def preempted(self) -> bool:
-        """True if it was preempted since the last call. It has then lost its blocks, and stores may be cancelled."""
+        """Whether it was preempted since the last call. It has then lost its blocks, and stores may be cancelled."""
         times = getattr(self.vllm, "num_preemptions", 0)
         if times == self.preemptions:
             return False

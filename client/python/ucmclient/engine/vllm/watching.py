@@ -1,6 +1,6 @@
-"""What this package notes of vLLM where vLLM tells a connector nothing: when weights are read, when they may have changed in a running engine, and which
-names of images and the like a client chose. It wraps functions of vLLM, once in each process: when the connector's module is imported, and earlier where the
-wheel's entry point is installed."""
+"""What this package notes because vLLM does not tell a connector. It notes when weights are read, and when they may have changed in a running engine. It
+also notes which names of images and the like a client chose. It wraps functions of vLLM, once in each process. That happens when the connector's module is
+imported, or earlier if the wheel's entry point is installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UPDATES = frozenset((
     "reload_weights", "load_weights", "update_weights", "start_weight_update", "start_draft_weight_update", "finish_weight_update", "reset_weights",
     "load_model",
 ))
-#: Methods of workers that an engine's user may call by name, and that leave weights alone. What others do is not known.
+#: Methods of workers that an engine's user may call by name, and that leave weights alone. What others do is unknown.
 _HARMLESS = frozenset((
     "add_lora", "remove_lora", "pin_lora", "list_loras", "profile", "check_health", "reset_mm_cache", "reset_encoder_cache", "synchronize_device",
     "get_supported_tasks", "supports_draft_weight_updates", "init_weight_transfer_engine", "get_kv_connector_handshake_metadata", "save_sharded_state",
@@ -36,12 +36,12 @@ class _Seen:
 
 
 def changes(doubts: bool) -> int:
-    """A number that grows. doubts: also where it is not certain."""
+    """A number that grows with each change. doubts: also counts changes that are not certain."""
     return _Seen.changes + (_Seen.doubts if doubts else 0)
 
 
 def changed(what: Any) -> None:
-    """An engine of this process runs a method of its workers, by its name, or a function that it brings."""
+    """An engine of this process runs a method of its workers by name, or a function of the caller's."""
     if what in _HARMLESS:
         return
     if what in _UPDATES:
@@ -62,7 +62,7 @@ def _wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable
 
 
 def _and_then(what: Callable[[tuple[Any, ...]], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Notes a change before and after a call: a step in its midst may have either weights. what: of its arguments."""
+    """Notes a change before and after a call, since a step during the call may have either weights. what: from its arguments."""
     def around(real: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **named: Any) -> Any:
             changed(what((*args[1:], *named.values())))
@@ -75,8 +75,8 @@ def _and_then(what: Callable[[tuple[Any, ...]], Any]) -> Callable[[Callable[...,
 
 
 def loads() -> None:
-    """Looks at a model's files when this process begins to read them, and notes from then on what changes its weights. Loaders that are not noted leave
-    the process's start to compare with."""
+    """Looks at a model's files when this process begins to read them, and from then on notes what changes its weights. For loaders that are not noted,
+    files are compared with the process's start."""
     try:
         from vllm.model_executor.model_loader.base_loader import BaseModelLoader as loader
     except ImportError:
@@ -97,14 +97,14 @@ def loads() -> None:
 
 
 def calls() -> bool:
-    """Notes what an engine's user has its workers do. Called in the process of the scheduler. False: this vLLM has another way for it."""
+    """Notes what an engine's user has its workers do. Call it in the process of the scheduler. False: this vLLM has another way to do it."""
     core: Optional[Any] = getattr(sys.modules.get("vllm.v1.engine.core"), "EngineCore", None)
     _wrap(core, "set_weight_version", _and_then(lambda _: "update_weights"))
     return _wrap(core, "collective_rpc", _and_then(lambda args: args[0] if args and isinstance(args[0], str) else "a function"))
 
 
 def names() -> None:
-    """Marks names of items that a client chose: what vLLM makes of them, together with a processor's options, looks like a hash of the item."""
+    """Marks names of items that a client chose. What vLLM makes of them, together with a processor's options, looks like a hash of the item."""
     try:
         from vllm.multimodal.processing.inputs import ProcessorInputs as inputs
     except ImportError:

@@ -1,8 +1,7 @@
 """The worker's half of the connector: loads into the engine's KV tensors, and stores from them.
 
-Promises: the engine gets no block back that a store may still read; a load reports every block that it did not deliver;
-no call waits longer than the settings say, except that cutting the connection waits for a copy agent's kernels (at most
-5 s). Imports nothing of vLLM.
+Promises: the engine gets no block back that a store may still read. A load reports every block that it did not deliver. No call waits longer than the settings
+say, but cutting the connection waits for a copy agent's kernels (at most 5 s). Imports nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ logger = logging.getLogger("ucmclient.engine.vllm")
 _GRACE = 0.5
 #: Blocks of a store that is small, and how many of these go together (at most 16384 keys: proto/limits.h).
 _FEW, _TOGETHER = 8, 1024
-#: What a store may say of a block that is stored, or will be.
+#: What a store's result may be for a block that is stored, or will be.
 _STORED = (BlockResult.OK, BlockResult.EXISTS, BlockResult.IN_PROGRESS)
-#: Limit for a cancelled store to end, which it does after the piece that is being copied.
+#: How long a cancelled store may take to end. It ends after the piece that is being copied.
 _STOP = 2.0
-#: Between two looks at stores that are waited for.
+#: Seconds between two looks at stores that something waits for.
 _PAUSE = 0.001
 
 
@@ -72,7 +71,7 @@ class _Load:
     task: Optional[Task]
     failed: set[int] = field(default_factory=set)
     began: float = field(default_factory=time.monotonic)
-    #: The load must not be reported before this time.
+    #: Do not report the load before this time.
     not_before: float = 0.0
     #: For a load that ranks share out.
     number: int = 0
@@ -83,17 +82,17 @@ class _Store:
     """A dump of blocks of one or several requests. It lives as long as the daemon may read the blocks, or may still be asked to."""
 
     copies: list[Copy]
-    #: What the step's work ends with. None: on a CPU.
+    #: The event at the end of the step's work. None: on a CPU.
     event: Any
     #: When to give up on an event.
     until: float
-    #: None: the event must come first.
+    #: None: it waits for the event.
     task: Union[Task, Tasks, None] = None
     #: The daemon was given the event.
     by_event: bool = False
-    #: Handed over by layers: to which of the client's connections.
+    #: If handed over by layers: to which of the client's connections.
     layers_of: int = 0
-    #: Also by layers: the events of all groups, since one that is freed means nothing to a daemon that still waits for it.
+    #: Also by layers: the events of all groups. A daemon can't wait for an event that was freed.
     events: list[Any] = field(default_factory=list)
 
     def of(self, request: str) -> bool:
@@ -101,8 +100,8 @@ class _Store:
 
 
 def together(copies: list[Copy]) -> list[list[Copy]]:
-    """What goes to the daemon as one dump: a call takes as long as the bookkeeping of a hundred requests. What a prefill has
-    filled goes by itself, so that a trace shows it as its request's."""
+    """What goes to the daemon as one dump, since a call takes as long as the bookkeeping of a hundred requests. What a prefill has filled goes by itself, so
+    that a trace shows it as its request's."""
     groups: list[list[Copy]] = []
     few: tuple[list[Copy], list[Copy]] = [], []
     for copy in copies:
@@ -130,7 +129,8 @@ class WorkerHalf:
         more: Sequence[Layout] = (),
         rope: Optional[Rope] = None,
     ):
-        """rope: loads may re-rotate K. more: of the parts after `part` that this rank holds, too. writes: this rank stores. build: the daemon builds the summaries of what is stored. event() records a GPU event after the step's work and returns it; None on a CPU."""
+        """rope: loads may re-rotate K. more: of further parts that this rank holds, after `part`. writes: this rank stores. build: the daemon builds the
+        summaries of what is stored. event() records a GPU event after the step's work and returns it; None on a CPU."""
         self.settings = settings
         self._numbers = layout.numbers
         self.writes = writes
@@ -150,20 +150,20 @@ class WorkerHalf:
         self._loads: list[_Load] = []
         #: For vLLM's statistics.
         self.counts = Counts()
-        #: When loads within the step have failed.
+        #: The time from which loads within the step count as failed.
         self._until = 0.0
         self._failed_blocks: set[int] = set()
         self._finished_loads: set[str] = set()
         self._stores: list[_Store] = []
         #: The step computes something.
         self._computes = False
-        #: Set if prompts are stored by layer.
+        #: Set if prompts are stored by layers.
         self.layers: Optional[LayerStores] = None
         #: The daemon can't open this process's events, so dumps begin when these have come.
         self._events_refused = False
         #: Requests of which this step's plan stores nothing.
         self._discarded: set[str] = set()
-        #: A block did not fit its encoding.
+        #: Some block did not fit its encoding.
         self._unfit = False
         #: Finished requests that are not reported yet.
         self._ending: set[str] = set()
@@ -217,7 +217,7 @@ class WorkerHalf:
         self._memory = []
 
     def restore(self) -> None:
-        """The tensors have the same addresses again, but other memory is mapped there."""
+        """The tensors have the same addresses as before, but other memory is mapped there."""
         if not self._memory:
             self._memory = self._export()
             self.link.restore_region()
@@ -273,7 +273,7 @@ class WorkerHalf:
         self._loads = []
 
     def _give_up(self, load: _Load, error: UcmError) -> None:
-        """The step continues and may reuse these blocks, so nothing may write to them any more."""
+        """The step continues and may reuse these blocks, so nothing may still write to them."""
         self._judge(load, None, error)
         if error.status == Status.DEADLINE:
             logger.error("a load does not end: connecting to ucmd again")
@@ -376,7 +376,7 @@ class WorkerHalf:
         return store.task is not None
 
     def preempted(self, plan: Plan) -> None:
-        """vLLM calls this before it overwrites the blocks of these requests, or after a fence any."""
+        """vLLM calls this before it overwrites blocks of these requests, or after a fence any blocks."""
         if plan.fence:
             self._end_stores()
         self._drain_stores(plan.preempted)
@@ -391,8 +391,8 @@ class WorkerHalf:
         self._drain_stores({copy.request for store in self._stores for copy in store.copies})
 
     def _drain_stores(self, requests: set[str]) -> None:
-        """Returns when no store of these requests reads any more: ended, cancelled, or cut with the connection. What goes
-        together with them is stored again."""
+        """Returns when no store of these requests reads any more: all have ended, were cancelled, or were cut with the connection. What went in the same dump
+        is stored again."""
         if not requests or not self._stores:
             return
         drained = [store for store in self._stores if any(store.of(request) for request in requests)]
@@ -438,7 +438,7 @@ class WorkerHalf:
         return BlockResult.UNFIT not in result.blocks or self._as_it_is(store, result)
 
     def _as_it_is(self, store: _Store, result: TaskResult) -> bool:
-        """Stores what the encoding could not hold again, without it."""
+        """Stores again, without the encoding, what the encoding could not hold."""
         if not self._unfit:
             logger.warning("KV that the encoding can't hold is stored as it is; `ucmctl stats` counts it (encode_unfit)")
         self._unfit = True
