@@ -62,7 +62,7 @@
  * keys: `key_bytes` each, concatenated.
  * key: of `key_bytes`.
  * layer: first layer, from 0.
- * layers: how many layers; 0: all from `layer` on.
+ * layers: how many; 0: all from `layer` on.
  * parts: how many; 0: all from `part` on.
  * first: a block's place in the sequence.
  * priority: higher first.
@@ -73,7 +73,7 @@
  * cursor: 0: the first page.
  * next: `cursor` of the next page.
  * limit: entries of a page; 0: the daemon's choice.
- * ready: parts that are published.
+ * ready: published parts.
  * complete: all parts are published.
  * pinned: an operator pinned it.
  * leases: leases and requests that keep it. */
@@ -83,7 +83,7 @@
  *   `cuMemExportToShareableHandle`.
  * bytes: how far planes may reach; kind 1: at least 16.
  * offset: of the start; kind 1: from the allocation's base.
- * ipc: the bytes of `cudaIpcMemHandle_t`.
+ * ipc: a `cudaIpcMemHandle_t`.
  * fd: place among the frame's descriptors. */
 #define UCM_MSG_HANDLE(F, m)                                                                       \
     F(m, u64, kind, REQ, 0, 2)                                                                     \
@@ -265,7 +265,7 @@ enum ucm_handle_kind {
  * Errors: DEVICE: can't be mapped, or the worker's process is invisible; BUSY: there is a ring on
  *   that GPU, or in that memory; DENIED: no proof (`region.challenge`).
  * gpu: as in `region.register`.
- * ipc: the bytes of `cudaIpcMemHandle_t`.
+ * ipc: a `cudaIpcMemHandle_t`.
  * offset: of the first entry in the allocation.
  * entry_bytes: a multiple of 4096.
  * entries: one after another.
@@ -387,7 +387,7 @@ enum ucm_handle_kind {
  * Dump each layer once, in any order, on one connection; the last publishes the part. A dump of all
  * layers begins the part again if none of it is being copied.
  * blocks: u32 a key: its block of the region.
- * cuda_event: the bytes of a `cudaIpcEventHandle_t`; `cpu`: status 7.
+ * cuda_event: a `cudaIpcEventHandle_t`; `cpu`: status 7.
  * priority: higher first; loads before dumps of the same.
  * durability: 0 as in `namespace.open`, 1 on stable storage, 2 in DRAM.
  * raw: store raw, in the encoded namespace's base. */

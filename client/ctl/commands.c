@@ -7,7 +7,7 @@
 static const struct arg_option common_options[] = {
     {"socket", ARG_TEXT, "PATH", "the daemon's socket ($UCM_SOCKET, else " UCM_DEFAULT_SOCKET ")",
      NULL, 0, 0},
-    {"json", ARG_FLAG, NULL, "print one JSON document for programs", NULL, 0, 0},
+    {"json", ARG_FLAG, NULL, "print one JSON document", NULL, 0, 0},
     {"timeout", ARG_SECONDS, "SECONDS", "how long one call may take", "30s", 1, 3600000},
 };
 

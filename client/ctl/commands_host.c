@@ -39,9 +39,8 @@ static const struct program_command commands[] = {
     {"doctor", "", "What slows the cache on this host, and whether it really works",
      "Looks at limits, io_uring, NUMA, memory, huge pages, disks and GPUs. Measures each\n"
      "tier for a second. Sends 16 MiB through the daemon and back, as a worker would, in\n"
-     "host memory and on each GPU. Changes nothing but counters: its round trip counts in\n"
-     "lookup_keys, dump_blocks and load_blocks_dram. Files that it writes have no name, and\n"
-     "its blocks are dropped. As root it sees most. Works without a daemon, too.\n\n"
+     "host memory and on each GPU. Of that it leaves only counts in lookup_keys, dump_blocks\n"
+     "and load_blocks_dram. As root it sees most. Works without a daemon, too.\n\n"
      "The exit status is 0 when all is well, 4 when something is slow or missing, and 1\n"
      "when something fails. What can't be tried here is no fault.\n\n"
      "Examples:\n"

@@ -162,11 +162,10 @@ static const char *item_encryption(const char *text)
 #define RANGE(min_, max_) .min = min_, .max = max_
 
 const struct config_section config_sections[] = {
-    {"",
-     "Configuration of ucmd. Each key's comment ends with its default. Sizes are whole numbers "
-     "with B, KiB, MiB, GiB or TiB (none: bytes). Durations are whole numbers with ms, s, min "
-     "or h. 'ucmd --check --config FILE' checks a changed file. 'ucmctl config reload' and SIGHUP "
-     "reload the keys that are marked (reloadable). The others take effect at the next start."},
+    {"", "Configuration of ucmd. Each key's comment ends with its default. Sizes are whole numbers "
+         "with B, KiB, MiB, GiB or TiB (none: bytes). Durations are whole numbers with ms, s, min "
+         "or h. 'ucmd --check --config FILE' checks a changed file. 'ucmctl config reload' and "
+         "SIGHUP reload keys that are marked (reloadable); others take effect at the next start."},
     {"encryption", "Encryption of blocks on NVMe and on the shared tier (docs/security.md)."},
     {"log", "The log, on standard error: one line for each event."},
     {"metrics", "HTTP for monitoring: /metrics for Prometheus, /live and /ready for probes "
@@ -190,57 +189,55 @@ const size_t config_section_count = sizeof(config_sections) / sizeof(config_sect
 const struct config_key config_keys[] = {
     {KEY("socket", STRING, socket, "/run/ucmd/ucmd.sock"), RANGE(1, SOCKET_BYTES),
      .item_cb = item_path,
-     .help = "Path of the Unix socket that workers connect to. Its directory must exist. Not used "
-             "when systemd passes the socket (ucmd.socket)."},
+     .help = "Unix socket that workers connect to. Its directory must exist. Not used when systemd "
+             "passes the socket (ucmd.socket)."},
     {KEY("socket_mode", OCTAL, socket_mode, "0660"), RANGE(0, 0777),
      .help = "Permissions of the socket."},
     {KEY("socket_group", STRING, socket_group, ""), RANGE(0, 64),
      .help = "Group that owns the socket. \"\" is the daemon's own."},
     {KEY("tenants", LIST, tenants, ""), RANGE(0, 4096), .item_cb = item_tenant, .reloadable = true,
      .help = "Tenants, whose members share a cache: a list of \"NAME uid:N gid:N cgroup:/PATH\", "
-             "with any number of members after the name. A client belongs to the tenant with the "
-             "longest PATH that contains its cgroup. Otherwise it belongs to the first tenant that "
-             "lists its uid or its primary gid. A client that no tenant lists is a tenant by "
-             "itself, named uid:N."},
+             "with any number of members. A client belongs to the tenant with the longest PATH "
+             "that contains its cgroup, otherwise to the first that lists its uid or primary gid. "
+             "Any other client is a tenant by itself, named uid:N."},
     {KEY("tenant_settings", LIST, tenant_settings, ""), RANGE(0, 4096), .reloadable = true,
      .help = "What tenants are given: a list of \"NAME KEY=VALUE KEY=VALUE\". NAME is one of "
-             "tenants, or uid:N, or * for every tenant whose own entry does not set the key. "
-             "weight is its part of a busy device, against the weights of others. namespaces "
-             "replaces limits.namespaces_per_tenant. connections, requests, memory and leased "
-             "bound what clients take. The sizes are dram.min, dram.max, nvme.min, nvme.max, "
-             "shared.min and shared.max. Others cannot evict what a tenant has below its min. A "
-             "tenant gets at most its max; a max of 0 is no bound. The min of all tenants together "
-             "is at most half of NVMe. Garbage collection keeps both sizes on each shared root. "
-             "docs/configuration.md lists all settings."},
+             "tenants, uid:N, or * for every tenant whose own entry does not set the key. weight "
+             "is its part of a busy device, against the weights of others. namespaces replaces "
+             "limits.namespaces_per_tenant. connections, requests, memory and leased bound what "
+             "clients take. Others cannot evict what a tenant has below dram.min, nvme.min and "
+             "shared.min. It gets at most dram.max, nvme.max and shared.max; 0 is no bound. The "
+             "nvme.min of all tenants together are at most half of NVMe. Garbage collection keeps "
+             "shared.min and shared.max on each root. docs/configuration.md lists all settings."},
     {KEY("admins", LIST, admins, ""), RANGE(0, 1024), .item_cb = item_admin, .reloadable = true,
      .help =
          "Operators, besides root and the daemon's own user: a list of uid:N and gid:N, where gid "
          "is a client's primary group. A client in another user namespace is never an operator."},
     {KEY("container_admins", BOOL, container_admins, "false"), .names = bool_names,
      .reloadable = true,
-     .help = "Whether a client in a container, which is another PID namespace than the daemon's, "
-             "may be an operator. The host's root in a container can take any uid."},
+     .help = "Whether a client in a container (another PID namespace than the daemon's) may be an "
+             "operator. The host's root in a container can take any uid."},
 
     {KEY("state", STRING, state, "/var/lib/ucmd"), RANGE(0, 160),
-     .help = "Directory that keeps what 'ucmctl tenant set' has set, over a restart. It must "
-             "exist, or such settings end with the daemon, as they do with \"\"."},
+     .help =
+         "Directory that keeps over restarts what 'ucmctl tenant set' has set. Where it does not "
+         "exist, or is \"\", such settings end with the daemon."},
 
     {KEY("encryption.tenants", LIST, encryption_tenants, ""), RANGE(0, 4096),
      .item_cb = item_encryption,
-     .help = "The tenants whose blocks are encrypted, and the sources of their keys: a list of "
-             "\"NAME file:/PATH\", \"NAME credential:NAME\" (of systemd) and \"NAME command:/PATH "
-             "WORDS\". The name * is every tenant that is not in the list. A key is a line of 64 "
+     .help = "Tenants whose blocks are encrypted, and the sources of their keys: a list of \"NAME "
+             "file:/PATH\", \"NAME credential:NAME\" (of systemd) and \"NAME command:/PATH "
+             "WORDS\". The name * is every tenant not in the list. A key is a line of 64 "
              "hexadecimal digits; the last line is the current key."},
     {KEY("encryption.read_plaintext", BOOL, encryption_read_plaintext, "false"),
      .names = bool_names,
-     .help = "Whether the daemon still reads unencrypted parts of such a tenant that NVMe has from "
+     .help = "Whether the daemon reads unencrypted parts of such a tenant that NVMe has from "
              "before. With true a restart with encryption is not cold, but a person who can write "
-             "to the disk can plant blocks. With false they are left out at the start."},
+             "to the disk can plant blocks. With false they are left out."},
     {KEY("encryption.allow_persistent_arena", BOOL, encryption_allow_persistent_arena, "false"),
      .names = bool_names,
-     .help =
-         "Whether arena.persist_dir may keep blocks of such tenants in memory that outlives the "
-         "daemon, where they are not encrypted. With false the daemon refuses both together."},
+     .help = "Whether arena.persist_dir may keep blocks of such tenants, unencrypted, in memory "
+             "that outlives the daemon. With false the daemon refuses both together."},
     {KEY("encryption.secrets", STRING, encryption_secrets, ""), RANGE(0, 1024),
      .help = "Directory for the secrets of namespaces on shared roots. A purge replaces the "
              "secret, so that what a server keeps of the files can never be decrypted. Give all "
@@ -263,7 +260,7 @@ const struct config_key config_keys[] = {
     {KEY("metrics.listen", STRING, metrics_listen, ""), RANGE(0, 64), .item_cb = item_address,
      .help = "Address for it, such as 127.0.0.1:9471 or [::1]:9471; \"\": none. A bare port is one "
              "of 127.0.0.1. With port 0 the kernel chooses and the log says which. There is no "
-             "password: any address but those of this host's loopback draws a warning."},
+             "password: any address but loopback draws a warning."},
 
     {KEY("arena.size", SIZE, arena_size, "4GiB"), RANGE(MIB, 15 * TIB),
      .help = "DRAM that the daemon takes, rounded down to whole slabs."},
@@ -278,35 +275,32 @@ const struct config_key config_keys[] = {
              "orderly stop and start (docs/operations.md). \"\": DRAM ends with the daemon."},
     {KEY("arena.numa", ENUM, arena_numa, "auto"), .names = numa_names,
      .help = "For hosts with several NUMA nodes. auto spreads DRAM over them, and puts a block on "
-             "the node of the GPU that asks for it, where there is space. off leaves placement to "
-             "the kernel. auto does the same when the daemon was given a memory policy (numactl, "
-             "NUMAPolicy=)."},
+             "the node of the GPU that asks for it, if there is space. off leaves placement to the "
+             "kernel, as auto does under a memory policy (numactl, NUMAPolicy=)."},
 
     {KEY("mapping.size", SIZE, mapping_size, "0"), RANGE(0, 15 * TIB), .reloadable = true,
-     .help = "DRAM, in addition to arena.size and in whole slabs, for shared mappings: tenants "
-             "whose workers read blocks in place get it. Never more than the host's memory. 0: "
-             "such workers are refused."},
+     .help = "DRAM for shared mappings, in addition to arena.size and in whole slabs; at most the "
+             "host's memory. 0: workers that read blocks in place are refused."},
 
     {KEY("index.max_blocks", INT, index_max_blocks, "16777216"), RANGE(1024, 1ull << 31),
-     .help = "Blocks that the index holds at most, over all tiers, at 128 bytes each. Each part of "
-             "a block beyond its first costs 24 bytes more, and counts in proportion. Without "
-             "nvme.paths and shared.roots the limit is at most one block for each 4 KiB of "
-             "arena.size, plus 65536. A full index drops the least recently used blocks, from NVMe "
-             "too (index_evicted in the stats)."},
+     .help = "Most blocks that the index holds, over all tiers, at 128 bytes each. A part beyond a "
+             "block's first costs 24 bytes more, and counts in proportion. Without nvme.paths and "
+             "shared.roots the limit is at most one block for each 4 KiB of arena.size, plus "
+             "65536. A full index drops the least recently used blocks, from NVMe too "
+             "(index_evicted)."},
 
     {KEY("nvme.paths", LIST, nvme_paths, ""), RANGE(0, CONFIG_MAX_PATHS), .item_cb = item_directory,
-     .help = "Directories, best one a disk, in each of which the daemon makes one file: "
-             "[/var/lib/ucmd/nvme0, ...]; or block devices, and files, on which 'ucmctl format' "
-             "was run."},
+     .help = "Directories, best one a disk, for one file each: [/var/lib/ucmd/nvme0, ...]; or "
+             "block devices, and files, that 'ucmctl format' prepared."},
     {KEY("nvme.state", STRING, nvme_state, ""), RANGE(0, 1024),
-     .help = "Directory for a few small files that belong to the devices and files of nvme.paths. "
-             "Devices and files need it; directories do not."},
+     .help = "Directory for a few small files, which devices and files of nvme.paths need; "
+             "directories do not."},
     {KEY("nvme.size", SIZE, nvme_size, "64GiB"), RANGE(4 * MIB, 16 * TIB),
      .help =
          "Size of the file in each directory, or the most that is used of each device or file."},
     {KEY("nvme.segment", SIZE, nvme_segment, "64MiB"), RANGE(MIB, GIB),
      .help = "Unit in which the files are written and reclaimed; a power of two. A file keeps the "
-             "one that it was made with."},
+             "one it was made with."},
     {KEY("nvme.queue_depth", INT, nvme_queue_depth, "128"), RANGE(1, 4096),
      .help = "Requests in flight for each path."},
     {KEY("nvme.io", ENUM, nvme_io, "auto"), .names = io_names, .internal = true,
@@ -335,29 +329,27 @@ const struct config_key config_keys[] = {
      .internal = true, .help = "How long slow delays one answer at most."},
     {KEY("nvme.admission", ENUM, nvme_admission, "learned"), .names = nvme_admission_names,
      .help = "Which blocks are written. all: every dumped block. reuse: only blocks that are used "
-             "or dumped a second time. That is mostly a tenth to half as much, and loses what DRAM "
-             "drops before its second use. learned: as all, but as reuse for a namespace whose "
-             "blocks are hardly ever read back at their first use. Dumps that ask for durability "
-             "are always written."},
+             "or dumped a second time, mostly a tenth to half as much; what DRAM drops before that "
+             "is lost. learned: as all, but as reuse for a namespace whose blocks are hardly ever "
+             "read back at their first use. Durable dumps are always written."},
     {KEY("nvme.rewrite", INT, nvme_rewrite, "50"), RANGE(0, 75), .internal = true,
      .help = "Percent of a segment that may be written again before the segment is reused: parts "
              "that were read since they were written."},
 
     {KEY("shared.roots", LIST, shared_roots, ""), RANGE(0, UCM_MAX_ROOTS),
      .help =
-         "Directories of mounted file systems, NFS servers, which need no mount, buckets of S3 "
-         "servers and Mooncake stores: [/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 "
-         "capacity=10TiB\", \"s3://bucket?region=eu-central-1\", \"mooncake://10.0.0.6:50051\"]. "
-         "After the target may follow capacity=SIZE (beyond it the oldest files are removed; none: "
-         "no bound) and ro (nothing is written there). A backend of your own is \"process:NAME "
-         "capacity=10TiB -- /usr/libexec/ucmd/NAME WORD\" (docs/backends.md)."},
+         "Directories of mounted file systems, NFS servers, which need no mount, S3 buckets and "
+         "Mooncake stores: [/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 capacity=10TiB\", "
+         "\"s3://bucket?region=eu-central-1\", \"mooncake://10.0.0.6:50051\"]. After the target "
+         "may follow capacity=SIZE (beyond it the oldest files are removed; none: no bound) and ro "
+         "(nothing is written there). A backend of your own is \"process:NAME capacity=10TiB -- "
+         "/usr/libexec/ucmd/NAME WORD\" (docs/backends.md)."},
     {KEY("shared.placement", ENUM, shared_placement, "tiered"), .names = placement_names,
      .help = "How blocks are spread over several roots. tiered: to the first root that takes "
              "writes; what garbage collection would remove from it is copied to the next one. "
              "hashed: each block has one root, by its key; for servers that are alike."},
     {KEY("shared.lookup_timeout", DURATION, shared_lookup_ms, "50ms"), RANGE(1, 10 * SECOND),
-     .help = "How long a lookup waits for the roots at most. Blocks whose search has not ended by "
-             "then count as missing."},
+     .help = "How long a lookup waits for the roots. Blocks not found by then count as missing."},
     {KEY("shared.negative", DURATION, shared_negative_ms, "2s"), RANGE(0, HOUR), .internal = true,
      .help = "How long the daemon remembers that a block is not there."},
     {KEY("shared.timeout", DURATION, shared_timeout_ms, "5s"), RANGE(10, 600 * SECOND),
@@ -405,7 +397,7 @@ const struct config_key config_keys[] = {
 
     {KEY("events.memory", SIZE, events_memory, "0"), RANGE(0, TIB),
      .help = "Memory for events and for the tokens of blocks: about 200 bytes a block, all tenants "
-             "together. 0: no events, and no tokens are kept."},
+             "together. 0: none are kept."},
 
     {KEY("limits.connections", INT, max_connections, "1024"), RANGE(1, 65536),
      .help = "Clients connected at once."},
@@ -433,7 +425,7 @@ const struct config_key config_keys[] = {
      .help = "Time until a client for which 1 MiB of answers waits must have read some."},
 
     {KEY("shutdown.drain", DURATION, drain_ms, "10s"), RANGE(0, HOUR),
-     .help = "Time that requests in progress get to finish before the daemon ends."},
+     .help = "Time that requests in progress get to finish."},
 };
 const size_t config_key_count = sizeof(config_keys) / sizeof(config_keys[0]);
 

@@ -14,9 +14,9 @@
     X(connections_accepted, counter, "connections", "clients accepted")                            \
     X(connections_refused, counter, "connections", "clients refused at a limit of connections")    \
     X(connections_dropped, counter, "connections",                                                 \
-      "connections that the daemon ended: protocol broken, or no memory")                          \
+      "connections ended: protocol broken, or no memory")                                          \
     X(quota_rejections, counter, "rejections",                                                     \
-      "requests refused because a user or tenant was over its part of a limit")                    \
+      "requests refused: a user or tenant was over its part of a limit")                           \
     X(client_descriptors, gauge, "descriptors", "file descriptors that clients take")              \
     X(frame_bytes, gauge, "bytes", "frames that arrive, and answers not yet read")                 \
     X(request_bytes, gauge, "bytes", "memory of requests in progress and of sequences")            \
@@ -58,7 +58,7 @@
       "of these, parts of which only some layers were read, from NVMe")                            \
     X(gather_bytes, counter, "bytes", "bytes copied, also counted in load_bytes")                  \
     X(span_refused, counter, "refusals",                                                           \
-      "operations refused that would leave their part's bytes; above 0: a bug of the daemon")      \
+      "operations refused that would leave their part's bytes; above 0: a bug")                    \
     X(reads_coalesced, counter, "parts", "reads saved: another request was reading the same part") \
     X(blocks, gauge, "blocks", "complete blocks, in any tier")                                     \
     X(blocks_partial, gauge, "blocks", "blocks with missing parts")                                \
@@ -74,11 +74,10 @@
     X(arena_parts_moved, counter, "parts",                                                         \
       "guaranteed parts moved so that their slab could change its slot size")                      \
     X(arena_slabs_moved, counter, "slabs", "slabs moved between slot sizes")                       \
-    X(arena_full, counter, "times", "times that a transfer needed a slot and all were in use")     \
+    X(arena_full, counter, "times", "times that a transfer found no free slot")                    \
     X(arena_slots_numa_local, counter, "slots", "slots taken on their GPU's NUMA node")            \
     X(arena_slots_numa_remote, counter, "slots", "slots taken on another NUMA node")               \
-    X(arena_kept_parts, counter, "parts",                                                          \
-      "parts in DRAM adopted from the last run (arena.persist_dir)")                               \
+    X(arena_kept_parts, counter, "parts", "parts adopted from the last run (arena.persist_dir)")   \
     X(arena_kept_refused, counter, "parts",                                                        \
       "parts of the last run not adopted: damaged, or not wanted")                                 \
     X(nvme_bytes_capacity, gauge, "bytes", "capacity of the NVMe tier")                            \
@@ -107,7 +106,7 @@
     X(nvme_recovering, gauge, "segments", "segments of earlier runs still to read")                \
     X(nvme_recovered_parts, counter, "parts", "parts of earlier runs found")                       \
     X(nvme_syncs, counter, "syncs", "syncs of cache files for durable dumps")                      \
-    X(nvme_sync_errors, counter, "parts", "parts that may be lost because a sync failed")          \
+    X(nvme_sync_errors, counter, "parts", "parts that may be lost: a sync failed")                 \
     X(nvme_checkpoints, counter, "checkpoints", "checkpoints written")                             \
     X(nvme_damaged_pages, counter, "pages",                                                        \
       "damaged headers and records found at the start; a power failure leaves a few")              \
@@ -124,8 +123,7 @@
       "bytes on NVMe encrypted with a key that no source has")                                     \
     X(nvme_bad_headers, counter, "pages", "damaged headers of intact parts, found while running")  \
     X(nvme_quarantined_bytes, gauge, "bytes", "bytes of segments in quarantine")                   \
-    X(nvme_files_lost, gauge, "files",                                                             \
-      "files of nvme.paths that could not be opened at the start")                                 \
+    X(nvme_files_lost, gauge, "files", "files of nvme.paths not opened at the start")              \
     X(nvme_returned, counter, "files", "files that failed and take writes again")                  \
     X(blocks_shared, gauge, "blocks", "complete blocks that only the shared tier has")             \
     X(lookup_hits_shared, counter, "blocks", "keys with a part that only the shared tier has")     \
@@ -133,10 +131,8 @@
     X(lookups_pending, counter, "requests",                                                        \
       "lookups answered before the shared tier answered; clients ask again")                       \
     X(load_blocks_shared, counter, "parts", "parts loaded from the shared tier")                   \
-    X(shared_stale_lookups, counter, "blocks",                                                     \
-      "unverified blocks of the shared tier that a read did not find")                             \
-    X(shared_write_dropped, counter, "parts",                                                      \
-      "parts not written to the shared tier: evicted, or failed")                                  \
+    X(shared_stale_lookups, counter, "blocks", "unverified blocks that a read did not find")       \
+    X(shared_write_dropped, counter, "parts", "parts not written: evicted, or failed")             \
     X(shared_write_refused, counter, "parts",                                                      \
       "parts not written until they are used again (shared.admission)")                            \
     X(shared_write_waits, counter, "times", "writes postponed because no root took them")          \
@@ -177,7 +173,7 @@
     X(sequence_blocks, gauge, "blocks", "blocks in sequences")                                     \
     X(sequences_expired, counter, "sequences", "sequences that ended by timeout")                  \
     X(selects, counter, "requests", "selections")                                                  \
-    X(select_blocks, counter, "blocks", "blocks that selections scored, counted for each KV head") \
+    X(select_blocks, counter, "blocks", "blocks scored, counted for each KV head")                 \
     X(prefetch_useful, counter, "blocks", "blocks prefetched for a sequence and then loaded")      \
     X(prefetch_useless, counter, "blocks", "blocks prefetched for a sequence and evicted unused")  \
     X(lookup_tables, gauge, "tables", "namespaces with a lookup table")                            \
@@ -201,8 +197,8 @@
       "blocks that references left out: no space, or not in time")                                 \
     X(mapping_revocations, counter, "slabs", "slabs that the daemon asked back")                   \
     X(mapping_overdue_bytes, counter, "bytes",                                                     \
-      "bytes that clients did not release in time; their connections were ended")                  \
-    X(slot_waiters, gauge, "requests", "transfers that wait for a free slot in DRAM")              \
+      "bytes not released in time; the client's connection was ended")                             \
+    X(slot_waiters, gauge, "requests", "transfers that wait for a slot")                           \
     X(slot_wait_oldest_us, gauge, "us", "time that the oldest transfer has waited for a slot")     \
     X(regions, gauge, "regions", "regions registered")                                             \
     X(device_errors, counter, "jobs", "copy jobs that failed")                                     \
@@ -224,13 +220,13 @@ enum metric_size { METRIC_LE_1MIB, METRIC_LE_64MIB, METRIC_GT_64MIB, METRIC_SIZE
 
 /* X(name, tiers, sizes, help): one histogram, or one for each tier, for each size. */
 #define UCMD_HISTOGRAMS(X)                                                                         \
-    X(lookup, 1, 1, "time from a lookup's frame to its answer")                                    \
-    X(load, METRIC_TIERS, METRIC_SIZES, "time from a load's frame to its answer")                  \
-    X(gather, METRIC_TIERS, 1, "time from a gather's frame to its answer")                         \
-    X(dump, 1, METRIC_SIZES, "time from a dump's frame to its answer")                             \
-    X(slot_wait, 1, 1, "time that a transfer waited for a free slot, if it did")                   \
-    X(nvme_read, 1, 1, "time from the request for a part on NVMe to its verified bytes")           \
-    X(loop_iteration, 1, 1, "time of one iteration of the event loop, without its sleep")
+    X(lookup, 1, 1, "lookups, from frame to answer")                                               \
+    X(load, METRIC_TIERS, METRIC_SIZES, "loads, from frame to answer")                             \
+    X(gather, METRIC_TIERS, 1, "gathers, from frame to answer")                                    \
+    X(dump, 1, METRIC_SIZES, "dumps, from frame to answer")                                        \
+    X(slot_wait, 1, 1, "transfers that waited for a free slot")                                    \
+    X(nvme_read, 1, 1, "reads of parts from NVMe, from request to verified bytes")                 \
+    X(loop_iteration, 1, 1, "iterations of the event loop, without their sleep")
 
 struct histograms {
 #define X(name, tiers, sizes, help) struct histogram name[(tiers) * (sizes)];
@@ -268,7 +264,7 @@ struct metrics {
     X(write_bytes, counter, "bytes", "bytes written")                                              \
     X(failures, counter, "operations", "operations that failed")                                   \
     X(timeouts, counter, "operations", "operations that ended by timeout")                         \
-    X(breaks, counter, "times", "times that it went down after several failures in a row")         \
+    X(breaks, counter, "times", "times that it went down, after several failures in a row")        \
     X(backend_starts, counter, "times", "processes started")                                       \
     X(backend_ends, counter, "times", "processes that ended unasked")                              \
     X(backend_kills, counter, "times",                                                             \

@@ -9,13 +9,18 @@ ABOUT = {"ucmctl": "ucmctl shows and controls the daemon", "ucm-bench": "measure
 
 #: Commands that another page explains, step by step: here they have their options and a link.
 EXPLAINED = {
+    "ucmctl top": "[See what happens now](monitoring.md#see-what-happens-now)",
     "ucmctl trace": "[A request was slow](troubleshooting.md#a-request-was-slow)",
+    "ucmctl events": "[Cache events](events.md#switch-it-on)",
     "ucmctl health": "[Is it well?](monitoring.md#is-it-well)",
     "ucmctl config": "[Configure](operations.md#configure)",
     "ucmctl bypass": "[Take the cache out of the way](operations.md#take-the-cache-out-of-the-way)",
     "ucmctl tenant": "[Divide the cache between tenants](operations.md#divide-the-cache-between-tenants)",
     "ucmctl encryption-key": "[Manage keys](security.md#manage-keys)",
     "ucmctl plan": "[How much a model needs](capacity.md#how-much-a-model-needs)",
+    "ucmctl verify": "[Damaged bytes on NVMe](troubleshooting.md#damaged-bytes-on-nvme)",
+    "ucmctl format": "[Use a whole disk](operations.md#use-a-whole-disk)",
+    "ucm-bench replay": "[Record and replay a trace](capacity.md#record-and-replay-a-trace)",
     "ucm-bench record": "[Record and replay a trace](capacity.md#record-and-replay-a-trace)",
     "ucm-bench serve": "[What does the cache bring](capacity.md#what-does-the-cache-bring)",
     "ucm-bench tier": "[Measure your own host](performance.md#measure-your-own-host)",
@@ -25,7 +30,7 @@ EXPLAINED = {
 
 
 def options_list(options, mark):
-    return "".join(md.wrap(f"- `--{o.name}{' ' * bool(o.value)}{o.value}`{f' (`{o.default}`)' * bool(o.default)}: {mark(o.text)}", "  ") for o in options)
+    return "".join(md.wrap(f"- `--{o.name}{' ' * bool(o.value)}{o.value}`{f' (`{o.default}`)' * bool(o.default)}{f': {mark(o.text)}' * (o.text != o.name)}", "  ") for o in options)
 
 
 def key(option):
@@ -44,7 +49,7 @@ def link(program, command):
     return f"[{command.name}](#{slug(heading(program, command))})"
 
 
-def help_text(text, mark, depth):
+def help_text(text, mark):
     """Paragraphs are filled again. Indented lines under `Example:` are commands; under another title they are a list."""
     for paragraph in text.strip("\n").split("\n\n"):
         lines = paragraph.splitlines()
@@ -53,22 +58,21 @@ def help_text(text, mark, depth):
             yield "\n" + md.wrap(mark(paragraph))
         elif title in ("Example:", "Examples:"):
             commands = [re.sub(r"  +", "  # ", line.strip(), count=1) for line in lines[1:]]
-            yield "\n```sh\n" + "\n".join(commands) + "\n```\n"
+            # One with a single option says no more than the list.
+            commands = [command for command in commands if len(re.findall(r" --", command)) > 1 or re.search(r" ([|>]|&&) ", command)]
+            yield ("\n```sh\n" + "\n".join(commands) + "\n```\n") * bool(commands)
         else:
-            yield f"\n{'#' * depth} {title.removesuffix(':')}\n\n"
-            yield md.table(({"Exit status:": "status", "Signals:": "signal"}.get(title, title.split()[0].lower()), "meaning"),
-                           [(f"`{left}`", mark(right)) for left, right in (re.split("  +", line.strip(), maxsplit=1) for line in lines[1:])])
+            yield f"\n{title}\n\n"
+            yield from (md.wrap(f"- `{left}`: {mark(right)}", "  ") for left, right in (re.split("  +", line.strip(), maxsplit=1) for line in lines[1:]))
 
 
 def command_text(program, command, mark):
     title = heading(program, command)
     yield f"\n### {title}\n\n"
-    yield md.wrap(md.sentence(mark(command.summary)))
     page = EXPLAINED.get(f"{program.name} {command.name}")
-    if page:
-        yield "\n" + md.wrap(f"See {page}.")
-    elif command.help and command.help.strip() not in (f"Example:\n  {title}", f"Example:\n  {program.name} {command.name}"):
-        yield from help_text(command.help, mark, 4)
+    yield md.wrap(md.sentence(mark(command.summary)) + f" See {page}." * bool(page))
+    if not page and command.help and command.help.strip() not in (f"Example:\n  {title}", f"Example:\n  {program.name} {command.name}"):
+        yield from help_text(command.help, mark)
     same = next((c for c in program.commands if list(map(key, c.options)) == list(map(key, command.options))), command)
     if len(command.options) > 1 and same is not command:
         yield "\n" + md.wrap(f"Options: those of {link(program, same)}.")
@@ -87,7 +91,7 @@ def program_text(program, first, mark):
     yield options_list(new, mark)
     if program.help:
         about = program.help.partition("\n\nExamples:\n")[0] if program.commands else program.help
-        yield from help_text(about, mark, 3)
+        yield from help_text(about, mark)
     for title, commands in program.groups:
         if len(program.groups) > 1:
             yield "\n" + md.wrap(f"{title}: " + ", ".join(link(program, c) for c in commands) + ".")
@@ -99,7 +103,7 @@ def page(build):
     mark = md.Marker()
     yield md.begin("Commands", "what each program's `--help` says",
                    "For operators and for engineers who measure: the commands and options of every program. `ucmctl COMMAND --help` says more. "
-                   "A command's own options follow its name. A default is in parentheses.")
+                   "A default is in parentheses.")
     programs = [md.pages.Program(str(build / name), []) for name in PROGRAMS]
     unknown = set(EXPLAINED) - {f"{program.name} {command.name}" for program in programs for command in program.commands}
     if unknown:

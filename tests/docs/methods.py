@@ -33,7 +33,8 @@ frames carry them, and what blocks, leases and sequences are.
 
 `name`? is an optional field. Bounds stand in parentheses: of a number, its value; of a str or bin, its bytes; of an array, its entries.
 `uints`, `strs` and `maps` are arrays. Times are in milliseconds, sizes in bytes. A field without a meaning is one of the
-[common fields](#common-fields), or its name says it. A method that lists no params, or no results, has none.
+[common fields](#common-fields), from which it also has its type, or its name says what it is. A method that lists no params, or no
+results, has none.
 
 A method with `cursor` answers one page of a list. Call it again with `cursor` = `next` until `next` is 0 or absent; a page before that
 may have few entries or none.
@@ -134,6 +135,7 @@ class Headers:
         self.constants = Constants()
         self.methods, self.lists, self.results, self.notifications, self.enums = {}, {}, {}, {}, {}
         self.array_maps, self.includes, self.common, self.in_common = {}, {}, {}, set()
+        self.common_types = collections.defaultdict(collections.Counter)  # of common fields: how often each stands
         for path in HEADERS:
             self.read(path)
         text = re.sub(r"/\*.*?\*/", "", md.read("proto/messages.h"), flags=re.S)
@@ -168,6 +170,12 @@ class Headers:
         if kind == "Method":
             self.methods[names] = comment
         elif kind == "Result":
+            for fields in (comment.entries, *(entry for entry in comment.entries.values() if isinstance(entry, dict))):
+                for field, meaning in fields.items():
+                    if meaning == COMMON:
+                        *alike, type_ = field.split(", ")
+                        for name in alike:
+                            self.common_types[name][FREE_TYPES.get(type_)] += 1
             for name in names.removeprefix("of ").split(", "):
                 self.results[name] = comment.entries
         elif kind == "Notification":
@@ -183,6 +191,7 @@ class Headers:
         for kind, field, need, low, high in own:
             if field not in meanings and field in self.common:
                 self.in_common.add(field)
+                self.common_types[field][self.type(kind, low, high)] += 1
             elif not meanings.get(field):
                 raise Wrong(f"{name}: {field} has no meaning: put \"{field}: ...\" into the comment in front of it")
             found.append(Field(field, self.type(kind, low, high), need == "OPT", meanings.pop(field, "")))
@@ -245,7 +254,7 @@ def listed(title, fields):
     """`title:` and a list; a single item stands after the title. Neighbours without a meaning share an item."""
     items = []
     for field in fields:
-        names, own = [f"`{name}`" + "?" * field.optional for name in field.names], f"\0{field.type}"
+        names, own = [f"`{name}`" + "?" * field.optional for name in field.names], f"\0{field.type}" * bool(field.type)
         if field.meaning:
             items.append((", ".join(names) + own, ": " + linked(field.meaning)))
         elif not items or items[-1][1]:
@@ -264,9 +273,14 @@ def bullets(title, items):
 class Page:
     def __init__(self, headers):
         self.headers, self.shown = headers, {}
+        self.common = {name: headers.common_types[name].most_common(1)[0][0] for name in headers.common if name in headers.common_types}
+
+    def own(self, name, type_):
+        """The type of a field with a common meaning, if it is not the common one."""
+        return "" if self.common[name] == type_ else type_
 
     def fields(self, fields):
-        return [Shown([f.name], f.type, f.optional, "" if f.meaning == PLAIN else f.meaning) for f in fields]
+        return [Shown([f.name], f.type if f.meaning else self.own(f.name, f.type), f.optional, "" if f.meaning == PLAIN else f.meaning) for f in fields]
 
     def message(self, method, word, suffix):
         """The fields of a message, or where they stand already."""
@@ -313,7 +327,10 @@ class Page:
                 if meaning == COMMON and not set(names) <= set(self.headers.common):
                     raise Wrong(f"result of {method}: no common field {', '.join(names)}")
                 self.headers.in_common.update(names if meaning == COMMON else ())
-                shown.append(Shown(names, FREE_TYPES[kind], True, "" if meaning in (COMMON, PLAIN) else meaning))
+                if meaning == COMMON:
+                    shown += [Shown([name], self.own(name, FREE_TYPES[kind]), True, "") for name in names]
+                else:
+                    shown.append(Shown(names, FREE_TYPES[kind], True, "" if meaning == PLAIN else meaning))
             out += listed(title, shown)
         return out
 
@@ -346,7 +363,7 @@ class Page:
         left = set(self.headers.table)
         parts = [md.begin("Methods", "the comments of `proto/messages.h` and `proto/features/`", ABOUT.split("\n\n", maxsplit=1)[0]), "\n",
                  "\n".join(md.wrap(text) for text in ABOUT.split("\n\n")[1:]), "\n"]
-        common = [md.wrap(f"- `{name}`: {linked(meaning)}", "  ") for name, meaning in self.headers.common.items()]
+        common = [md.wrap(f"- `{name}`\0{self.common.get(name)}: {linked(meaning)}", "  ") for name, meaning in self.headers.common.items()]
         parts.append("## Common fields\n\n" + "".join(common) + "\n")
         for task, names in TASKS.items():
             parts.append(f"## {task}\n\n")

@@ -43,19 +43,19 @@ class Page:
         self.hex = {name: bytes.fromhex(digits) for name, digits in
                     re.findall(r"<!-- (?:vector|frame): (.+?) -->\n```\n(.+?)```", text, re.S)}
         self.tables = collections.defaultdict(dict)
-        section, table = "", {}
+        section, table, common = "", {}, {}
         for line in re.sub(r"(?<!\n)\n *(?=\S)(?!- |#)", " ", methods).splitlines():
             same = re.match(r"(Params|Results): \[`(.+?)`\]", line)
             begins = re.match(r"(?:(Params|Results)|In `(.+?)`).*?:(?: (?=`)|$)", line)
             if line.startswith("#"):
-                section, table = line.strip("# `"), {}
+                section, table = line.strip("# `"), common if line == "## Common fields" else {}
             if begins:
                 table = self.tables[section, begins[1] or f"in {begins[2]}"]
                 line = "- " + line[begins.end():].removesuffix(".")
             if same:
                 self.tables[section, same[1]].update(self.tables[same[2], same[1]])
             if line.startswith("- "):
-                table.update(fields(line.removeprefix("- ")))
+                table.update(fields(line.removeprefix("- "), common))
         errors = text[text.index("\n## Errors"):text.index("\n## Limits")]
         self.errors = {int(code): name for code, name in re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", errors, re.M)}
         limits = text[text.index("\n## Limits"):text.index("\n## Descriptors")]
@@ -77,18 +77,16 @@ class Page:
                     self.check_map(method, f"in {name}", entry)
 
 
-def fields(item):
-    """Name and [type, meaning] of each field of an item: "`a`?, `b`? uint(0..5), `c` bin: MEANING"; of one that begins otherwise, none."""
-    found, names = [], []
+def fields(item, common):
+    """Name and [type, meaning] of each field of an item: "`a`?, `b`? uint(0..5): MEANING", or without a meaning "`a`? uint(0..5), `b`";
+    there b is of the common fields. Of an item that begins otherwise, none."""
+    found = []
     while each := re.match(r"`(\w+)`(\??)( [a-z]\w*(?:\([^)]*\))?)?(, (?=`)|: |$)", item):
-        names.append((each[1], each[2]))
+        found.append([each[1], each[2], (each[3] or "").strip()])
         item = item[each.end():]
-        if each[3]:
-            found += [(name, each[3].strip() + mark) for name, mark in names]
-            names = []
         if each[4] == ": ":
-            break
-    return [(name, [kind, item]) for name, kind in found]
+            return [(name, [found[-1][2] + mark, item]) for name, mark, _ in found]
+    return [(name, [(kind or common[name][0]) + mark, item]) for name, mark, kind in found] if not item else []
 
 
 def required(words):
