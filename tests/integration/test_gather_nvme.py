@@ -198,7 +198,7 @@ class Layers(OwnDaemons, Case):
             self.right(kv, *items)
 
     def test_many_at_once_want_more_than_the_arena(self):
-        """Each waits for slots that others hold, or is cancelled meanwhile."""
+        """Each gather waits for slots that others hold, or is cancelled meanwhile."""
         kv, everything = self.stored(**{"arena.size": "1MiB"}), keys(*range(BLOCKS))
         for cancelled in (range(0), range(0, BLOCKS, 2)) * 3:
             self.client.call("evict", ns=self.ns, tier=1)

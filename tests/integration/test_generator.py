@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""systemd/ucmd-generator in a root of its own: what the sandbox opens, of ucmd.yaml and of variables in drop-ins."""
+"""systemd/ucmd-generator in a root of its own: what the sandbox opens for ucmd.yaml, and for
+variables in drop-ins."""
 
 import os
 import re

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""What `health` says: whatever will be lost at the daemon's end, or is not served, with path, error and what to do; and when it is
-mended, nothing."""
+"""What `health` says of blocks that will be lost at the daemon's end, or are not served: path,
+error and what to do. When the cause is mended, it says nothing."""
 
 import ctypes
 import faulthandler
@@ -61,7 +61,7 @@ class Health(OwnDaemons, Case):
     # ---- namespaces' records ----
 
     def records_refused(self):
-        """A directory has the name of the file."""
+        """A directory stands in the file's place."""
         client = self.start()
         self.path = os.path.join(self.daemon.store, "ucmd.namespaces")
         os.mkdir(self.path)
@@ -80,7 +80,7 @@ class Health(OwnDaemons, Case):
         return client.call("lookup", ns=ns, keys=keys(*range(8)), per_key=True)["hits"]
 
     def test_records_are_written_when_they_can_be(self):
-        """Nobody opens or dumps anything meanwhile; then a kill."""
+        """Meanwhile no client opens or dumps anything. Then the daemon is killed."""
         client, _ = self.records_refused()
         os.rmdir(self.path)
         self.comes(client, "ok")
@@ -121,7 +121,7 @@ class Health(OwnDaemons, Case):
         self.comes(client, "degraded", path, "removed or replaced while in use: restart ucmd")
 
     def test_the_file_of_namespaces_is_removed(self):
-        """What it held is in memory, so it is written again."""
+        """The daemon has the file's content in memory, so it writes the file again."""
         client = self.start()
         ns, _ = self.stored(client, range(8))
         self.settled(client, ns)

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""What a client does to hold up the daemon's loop, against a real daemon: nobody else waits for it."""
+"""Clients that try to hold up the event loop of a real daemon. Nobody else waits for them."""
 
 import array
 import os
@@ -25,7 +25,7 @@ OLDER_KERNEL = (sys.executable, os.path.join(os.path.dirname(os.path.abspath(__f
 
 
 class Lingering:
-    """A socket whose close() waits for an hour: its peer reads nothing of what it has sent."""
+    """A socket whose close() waits for an hour, because its peer reads nothing that it has sent."""
 
     def __init__(self, case):
         with socket.socket() as listener:
@@ -43,7 +43,8 @@ class Lingering:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, HOUR_S))
 
     def give(self, connection, data, times=1, flags=0):
-        """From now on the last descriptor is what was sent with the data, if nobody has closed that yet."""
+        """Sends the socket with the data. From now on the sent one is the last descriptor, unless
+        it was closed already."""
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self.socket.fileno()] * times))
         try:
             connection.sendmsg([data], [rights], flags)
@@ -75,7 +76,7 @@ def rights_refusable():
 
 class Stopping:
     def stopped(self, act):
-        """What is sent within is there when the daemon next looks."""
+        """Requests that `act` sends are there when the daemon next looks."""
         halt(self.daemon.process.pid)
         try:
             act()
@@ -95,7 +96,8 @@ class Closing(Stopping, Case):
         return self.operator.metrics()["client_descriptors"]
 
     def bystander(self):
-        """Anything that the event loop does for another tenant. It would wait for an hour."""
+        """The event loop does something for another tenant. If it were held up, this would wait for
+        an hour."""
         self.assertEqual(self.other.hits(self.ns, "none"), 0)
 
     def until_closed(self):
@@ -104,11 +106,11 @@ class Closing(Stopping, Case):
 
 @unittest.skipUnless(os.geteuid() == 0, "being several users needs root")
 class Refusals(Closing):
-    """A uid that connects too often is turned away unread, with what it has sent."""
+    """A uid that connects too often is turned away, and what it has sent stays unread."""
     options = {"before": OLDER_KERNEL}
 
     def given(self):
-        """How many of those whom the daemon refuses can give it a descriptor."""
+        """How many of the clients that the daemon refuses can give it a descriptor."""
         sockets, given = [], 0
 
         def act():
@@ -141,7 +143,8 @@ class RefusalsToday(Refusals):
 
     @unittest.skipUnless(rights_refusable(), "a kernel before 6.16")
     def test_what_lies_in_their_sockets(self):
-        """Nothing: what the daemon has not accepted takes no descriptors."""
+        """Nothing lies there: a connection that the daemon has not accepted takes no descriptors.
+        """
         self.assertEqual(self.given(), 0)
 
 
@@ -201,7 +204,7 @@ class Descriptors(Closing):
         self.until_closed()
 
     def out_of_band(self, before, behind):
-        """Such a byte, with a descriptor, among others."""
+        """Sends an out-of-band byte with a descriptor, among others."""
         if not out_of_band():
             self.skipTest("this kernel's unix sockets have no out-of-band bytes")
         client, lingering = self.client(uid=1001), Lingering(self)
@@ -232,7 +235,8 @@ class Descriptors(Closing):
         self.until_closed()
 
     def test_a_file_whose_server_does_not_answer(self):
-        """Tenants with descriptors to close, all but one with such a file: its close() goes on, the other's is done."""
+        """All tenants but one have a file whose close() hangs. The other tenant's close() is done
+        while those go on."""
         mount, file = HungMount.file_within(self, self.daemon.directory + "/mount")
         clients, other = [self.client(uid=1010 + i) for i in range(40)], self.client(uid=1002)
         n, before = len(clients), self.descriptors()
@@ -245,7 +249,8 @@ class Descriptors(Closing):
             self.until(lambda: self.descriptors() == before + n, "the other tenant's end")
         for client in clients:
             client.close()
-        self.until(lambda: self.descriptors() == before, "the connections' end")  # n less, and the file is open
+        # n fewer, and the file is open
+        self.until(lambda: self.descriptors() == before, "the connections' end")
         self.bystander()
         mount.close()
         self.until(lambda: self.descriptors() == before - n, "the file's end")
@@ -255,7 +260,8 @@ class Descriptors(Closing):
 
 
 class Monitoring(Stopping, Case):
-    """A client sends descriptors whose close() blocks to the metrics' socket: its pages are answered meanwhile."""
+    """A client sends descriptors whose close() blocks to the metrics' socket. Meanwhile the socket
+    answers requests for pages."""
     where = os.path.join(tempfile.gettempdir(), f"metrics.{os.getpid()}")
     options = {"nvme": False, "metrics.socket": where}
 

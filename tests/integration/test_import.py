@@ -12,7 +12,7 @@ from daemon import TIMEOUT_S, UCMCTL, UCMD
 
 
 class Import(unittest.TestCase):
-    """UCM's file as one of ucmd, without a daemon."""
+    """Turns a file of UCM into one of ucmd, without a daemon."""
 
     def convert(self, text, code=0):
         directory = tempfile.mkdtemp(prefix="import.")

@@ -1,5 +1,5 @@
-/* As many blocks as index.max_blocks allows: those that were not used for longest make way, in DRAM
- * and on NVMe, and what is stored goes on being found, also after a restart. */
+/* As many blocks as index.max_blocks allows. Those that were not used for longest make way, in DRAM
+ * and on NVMe. Stored blocks are found, also after a restart. */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>
@@ -75,7 +75,7 @@ Test(index_full, what_left_dram_first_makes_way)
     worker_expect(&w, BATCHES * BATCH, BATCH);
 }
 
-/* What was dropped still lies there; what was stored last counts more. */
+/* Dropped blocks still lie on NVMe, but the newest blocks count more. */
 Test(index_full, a_killed_daemons_newest_blocks_are_found)
 {
     open_host("arena.size=4MiB");
@@ -97,8 +97,8 @@ Test(index_full, the_coldest_in_dram_makes_way)
     worker_expect(&w, (BATCHES - 1) * BATCH, BATCH);
 }
 
-/* 1,024 blocks of two parts, which two workers store one after the other: after a kill none is left of
- * which one part was restored and the other was not. */
+/* Two workers store the two parts of 1,024 blocks, one after the other. After a kill, no block is
+ * left with one part restored and the other not. */
 Test(index_full, a_killed_daemons_blocks_are_whole)
 {
     static const struct worker_options first = {
@@ -126,8 +126,8 @@ Test(index_full, a_killed_daemons_blocks_are_whole)
     cr_expect_gt(metric(w.client, "blocks"), MAX * 9 / 10);
 }
 
-/* One part of each of many: the index stays as small as with blocks of one part, and a tenant that
- * uses its blocks keeps them. */
+/* One part is stored of each block of many parts. The index stays as small as with blocks of one
+ * part. A tenant that uses its blocks keeps them. */
 Test(index_full, blocks_of_many_parts_count_as_more)
 {
     static const struct worker_options wide_options = {

@@ -1,5 +1,5 @@
-/* Requests of every kind under way when the daemon stops or is killed: each ends soon, with its
- * result or with an error that says what happened; then the same handles work on. */
+/* Requests of every kind are under way when the daemon stops or is killed. Each ends soon, with its
+ * result or with an error that says what happened. Then the same handles work again. */
 /* Sanitizers: address, thread */
 #include "tests/integration/harness.h"
 
@@ -177,7 +177,7 @@ static void pack_number(msgpack_packer *pk, const char *name, uint64_t v)
     msgpack_pack_uint64(pk, v);
 }
 
-/* The number of the namespace "purged" in the daemon that runs now: the library keeps it to itself.
+/* The number of the namespace "purged" in the daemon that runs now. The library does not tell it.
  */
 static int number_of(struct engine *e, uint8_t *ns)
 {
@@ -224,14 +224,14 @@ static int purge(struct engine *e, uint32_t range)
         rc = ucm_call(e->w.client, "namespace.purge", params, sizeof(params), CALL_MS, &answer, &n);
     if (rc == 0)
         free(answer);
-    /* The daemon was another one by then: the number is nobody's there, or another's. */
+    /* Another daemon ran by then, where the number names no namespace, or another one. */
     if (ucm_connection_epoch(e->w.client) == connection_epoch)
         return rc;
     purged_another = purged_another || rc == 0;
     return rc == -UCM_ENOTFOUND ? -UCM_EDISCONNECTED : rc;
 }
 
-/* A region more, given back. */
+/* Registers another region and gives it back. */
 static int region(struct engine *e)
 {
     struct worker more = {.client = e->w.client,
@@ -316,7 +316,7 @@ static void *engine_main(void *arg)
     return NULL;
 }
 
-/* What it evicts and purges is its own. */
+/* Each engine evicts and purges only its own blocks. */
 static void engines_open(void)
 {
     for (unsigned i = 0; i < KINDS; i++) {
@@ -370,7 +370,7 @@ static void engines_close(void)
     cr_expect_gt(broken, 0u, "nothing was under way at any restart");
 }
 
-/* What was acknowledged as durable at any time is there, with its bytes. */
+/* Each block that was ever acknowledged as durable is there, with its bytes. */
 static void expect_durable(void)
 {
     struct engine *e = &engine[DUMP_DURABLE];
@@ -403,7 +403,7 @@ static void stop_and_start(void (*stop)(void))
     for (unsigned round = 0; round < ROUNDS; round++) {
         wait_all_work();
         stop();
-        sleep_ms(round % 2 ? 50 : 0); /* also against nobody */
+        sleep_ms(round % 2 ? 50 : 0); /* sometimes no daemon runs */
         host_restart(&host);
     }
     wait_all_work();

@@ -113,7 +113,8 @@ class Install(unittest.TestCase):
         self.assertIn("[libucmclient.so.0]", dynamic)
 
     def test_a_debian_package_takes_every_file(self):
-        """As config/debian/rules installs. Building packages takes minutes, and fails on a file that none takes."""
+        """Installs as config/debian/rules does. Building packages takes minutes, and fails on a
+        file that no package takes."""
         rules = (TOP / "config/debian/rules").read_text()
         self.assertIn("SYSTEMDUNITDIR=$(UNITS)", rules)
         directory = pathlib.Path(self.directory.name) / "packages"
@@ -201,7 +202,8 @@ class Install(unittest.TestCase):
 
 class Exports(unittest.TestCase):
     def test_libraries_export_what_public_headers_declare(self):
-        """The linker refuses an exported name that a library lacks; this finds a declared one that is not exported."""
+        """The linker refuses an exported name that a library lacks. This test finds a declared name
+        that is not exported."""
         text = "".join(header.read_text() for header in TOP.glob("client/include/*.h"))
         declared = set(re.findall(r"UCM_API[^;]*?\b(ucm_\w+)\(", text))
         exported = set(re.findall(r"^ +(ucm_\w+);", "".join(file.read_text() for file in TOP.glob("client/*/*.map")), re.M))

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""Workers and daemons in containers: in PID, IPC, mount, network, UTS and user namespaces of their own they share the cache
-of host memory as if there were none. docs/containers.md says what that means for pods.
+"""Workers and daemons in PID, IPC, mount, network, UTS and user namespaces of their own, like
+containers. They share the cache of host memory as without namespaces. docs/containers.md says what
+that means for pods.
 """
 
 import ctypes
@@ -36,7 +37,7 @@ def pattern(block, size):
 
 
 class Named:
-    """What Client wants of a daemon in another namespace."""
+    """The fields of a daemon that Client needs, for a daemon in another namespace."""
 
     def __init__(self, path):
         self.socket, self.clients = path, []
@@ -58,7 +59,8 @@ def worker(path, mine, others):
 @unittest.skipUnless(os.geteuid() == 0 and allowed(*ISOLATED[1:]), "namespaces of one's own need root here")
 class Isolation(unittest.TestCase):
     def play(self, daemon):
-        """Each worker in namespaces of its own; they and the daemon share nothing but the socket's directory."""
+        """Each worker has namespaces of its own. They and the daemon share only the socket's
+        directory."""
         stored = []
         for number, (name, flags) in enumerate(WORKERS.items()):
             if not allowed(*flags):
@@ -95,13 +97,13 @@ class Isolation(unittest.TestCase):
 
 
 class Files(unittest.TestCase):
-    """config/container: nothing here runs it whole."""
+    """Checks config/container, as no test runs all of it."""
 
     def test_the_config_of_the_daemon_set(self):
         manifest = (TOP / "config/container/ucmd.yaml").read_text()
         config = textwrap.dedent(re.search(r"  ucmd.yaml: \|\n(.*?)---\n", manifest, re.S)[1])
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-            # Neither the group nor the memory is here.
+            # This machine has neither the group nor the memory.
             file.write(config.replace("socket_group: ucmd", "").replace("64GiB", "64MiB").replace("1TiB", "1GiB"))
             file.flush()
             with tempfile.TemporaryDirectory() as store:

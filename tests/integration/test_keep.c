@@ -1,5 +1,6 @@
-/* DRAM over a planned restart (arena.persist_dir): after TERM everything is there again, with its bytes
- * and without NVMe; after anything else nothing is, or what is has its bytes. */
+/* DRAM over a planned restart (arena.persist_dir). After TERM every block is there again, with its
+ * bytes and without NVMe. After any other end no block is there, or those that are have their
+ * bytes. */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>
@@ -39,7 +40,7 @@ static void close_keep(void)
 
 TestSuite(keep, .fini = close_keep, .timeout = 120);
 
-static const char *arena_size; /* of the next; NULL: as ever */
+static const char *arena_size; /* how the next daemon ends; NULL: as usual */
 
 static void open_keep(bool nvme)
 {
@@ -88,7 +89,7 @@ static void expect_cold(uint64_t first, uint32_t n)
     worker_expect(&w, first, n);
 }
 
-/* What was not worth a write when it was dumped is not after a restart either. */
+/* A block that was not worth a write when it was dumped is not worth one after a restart. */
 Test(keep, a_restart_is_no_use_of_a_block)
 {
     open_keep(true);
@@ -100,7 +101,7 @@ Test(keep, a_restart_is_no_use_of_a_block)
     cr_expect_eq(metric(w.client, "nvme_write_refused"), BLOCKS);
     restart(stop_clean);
     cr_expect_eq(metric(w.client, "arena_kept_parts"), BLOCKS);
-    restart(stop_clean); /* after what was to be written was */
+    restart(stop_clean); /* after all pending writes were done */
     cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 0u);
     worker_expect(&w, 0, BLOCKS);
 }
@@ -143,8 +144,8 @@ Test(keep, dram_is_there_again_after_term)
     cr_expect_eq(metric(w.client, "load_blocks_nvme"), 0u);
 }
 
-/* Slots of two sizes, more than there is room for: a restart finds exactly the blocks that were in
- * DRAM at the end. */
+/* Slots of two sizes, and more blocks than fit: a restart finds exactly those that were in DRAM at
+ * the end. */
 Test(keep, a_full_arena_is_there_again)
 {
     struct worker_options large = {.model = "large", .layer_bytes = 3 * PART / 4};
@@ -173,7 +174,8 @@ Test(keep, a_full_arena_is_there_again)
     worker_expect(&w, 16 * BLOCKS, 4 * BLOCKS);
 }
 
-/* A stop does not wait for the take-over, which the arena's growth holds up. */
+/* A stop does not wait until the daemon has taken over all blocks, which the growing arena holds
+ * up. */
 Test(keep, restarts_in_a_hurry_lose_nothing)
 {
     open_keep(false);
@@ -326,7 +328,7 @@ Test(keep, another_arena_is_a_cold_start)
     }
 }
 
-/* Bits of the memory itself: each part that has one is a miss, the others are there. */
+/* Flips bits of the memory itself. Each part with a flipped bit is a miss; the others are there. */
 static void stop_and_flip(struct host *h)
 {
     int fd;
@@ -361,7 +363,7 @@ Test(keep, no_part_with_other_bytes_is_served)
     cr_expect_eq(metric(w.client, "load_blocks_nvme"), 16u);
 }
 
-/* A snapshot that somebody saved and puts back after a run that was killed. */
+/* An operator saves a snapshot, and puts it back after a run that was killed. */
 Test(keep, a_stale_snapshot_brings_no_wrong_byte)
 {
     static uint8_t bytes[1 << 20];

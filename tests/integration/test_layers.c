@@ -1,5 +1,5 @@
-/* Layer by layer against a real daemon: a load's layers lie in memory when they are reported, a
- * dump's appear when the last of them is stored. */
+/* Layer by layer against a real daemon. A load's layers lie in memory when they are reported. A
+ * dump's blocks appear when the last layer is stored. */
 #include "tests/integration/harness.h"
 #include "tests/runner/bytes.h"
 
@@ -47,7 +47,7 @@ static void teardown(void)
 
 TestSuite(layers, .init = setup, .fini = teardown, .timeout = 60);
 
-/* Bytes of a layer that are not as they were dumped: a layer's planes lie together. */
+/* How many bytes of a layer are not as they were dumped. A layer's planes lie together. */
 static size_t layer_differs(uint32_t layer, uint32_t block)
 {
     size_t half = LAYER_BYTES / 2, differs = 0;
@@ -105,7 +105,7 @@ Test(layers, of_a_load_lie_there_when_told)
 
 Test(layers, of_what_was_read_from_nvme_lie_there_too)
 {
-    /* {ns, tier: 1} by hand: leaving DRAM alone is an operators' call. */
+    /* Encodes {ns, tier: 1} by hand, because evicting from DRAM only is a call for operators. */
     uint8_t params[] = "\x82\xa2ns\x01\xa4tier\x01", *p;
     struct ucm_task *task;
     size_t n;
@@ -132,7 +132,7 @@ Test(layers, of_a_range_count_from_its_first)
         cr_expect_eq(layer_differs(layer, 9) == 0, layer >= 3 && layer < 7, "layer %u", layer);
 }
 
-/* Whatever the moment: the answer comes, what it calls OK is whole, and the daemon goes on. */
+/* At any moment: the answer comes, each block that it calls OK is whole, and the daemon goes on. */
 Test(layers, of_a_load_that_is_stopped_are_told_no_more)
 {
     for (unsigned round = 0; round < 20; round++) {
@@ -156,7 +156,7 @@ Test(layers, of_a_load_that_is_stopped_are_told_no_more)
     cr_expect_eq(metric(rig.w.client, "requests_active"), 0u);
 }
 
-/* A daemon whose DRAM holds a third of the blocks: they come in turns, and all come. */
+/* DRAM holds a third of the blocks. They come in turns, and all come. */
 Test(layers, of_more_than_the_arena_holds_land)
 {
     struct worker_options o = {

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""One uid or tenant floods what clients share: others still get their work done, operators get in, and all comes back."""
+"""One uid or tenant floods what clients share. Others still get their work done, operators get in,
+and everything is returned."""
 
 import os
 import select
@@ -36,7 +37,8 @@ class Flood(Case):
         return {name: metrics[name] for name in HOLDS}
 
     def flood(self, uid, begin, most=2000):
-        """Begins connections of that uid until one is refused: the connections, and the sentence."""
+        """Begins connections of that uid until one is refused. Returns the connections, and the
+        refusal's sentence."""
         clients = []
         for _ in range(most):
             try:
@@ -151,7 +153,8 @@ class Flood(Case):
         self.until(lambda: frame_bytes() < 7 << 20)
 
     def test_answers_that_nobody_reads(self):
-        """Each asks until the daemon has dropped it: one that stops earlier, with less than 1 MiB unread, may stay."""
+        """Each connection sends requests until the daemon has dropped it. One that stops earlier,
+        with less than 1 MiB unread, may stay."""
         missing, ended = bytes(16 * 16384), []
         clients = [self.client(uid=FLOOD) for _ in range(8)]
         numbers = [client.open(dict(DEMO, model=self.id())) for client in clients]
@@ -251,7 +254,8 @@ class Flood(Case):
         self.works()
 
     def test_page_tables_of_others_memory(self):
-        """One file, registered again and again: the daemon has page tables for each registration."""
+        """One file is registered again and again. The daemon has page tables for each registration.
+        """
         operator, client = self.client(), self.client(uid=FLOOD)
         ns = client.open(dict(DEMO, model=self.id()))
         handles, most = 32, 60  # fewer regions than one connection may have
@@ -263,7 +267,7 @@ class Flood(Case):
         planes = [{"layer": i, "offset": i * 4096, "stride": 8192, "block_bytes": 4096} for i in range(2)]
 
         def register():
-            # Those of the registration before have been closed.
+            # Waits until the descriptors of the registration before have been closed.
             self.until(lambda: operator.metrics()["client_descriptors"] < 2 * handles, "the close of descriptors")
             fds = [os.dup(fd) for _ in range(handles)]
             try:
@@ -296,7 +300,8 @@ class MakesWay(Case):
     options = {"nvme": False, "limits.frame_memory": "16MiB"}
 
     def behind(self, uid):
-        """A connection that reads none of its answers, for which the daemon has 2 MiB; and their numbers."""
+        """A connection that reads none of its answers, of which the daemon has 2 MiB. Returns it,
+        and the requests' numbers."""
         client, before, n = self.client(uid=uid), self.operator.metrics()["frame_bytes"], 400
         asked = [client.begin("stats", _more=i < n - 1) for i in range(n)]
         self.until(lambda: self.operator.metrics()["frame_bytes"] - before > 2000000, "answers that wait to be read")

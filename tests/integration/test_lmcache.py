@@ -151,7 +151,7 @@ class LMCache(Case):
         adapter.submit_unlock(names)  # nothing is locked
 
     def test_sizes(self):
-        """Objects of one kind that have several sizes, and one that is asked for with another size than it has."""
+        """Objects of one kind have several sizes, and one is requested with a wrong size."""
         adapter, names = self.adapter(), keys(4)
         self.store(adapter, names, [Object(size) for size in (64, 128, 64, 192)])
         self.assertEqual(self.look(adapter, names), [1] * 4)

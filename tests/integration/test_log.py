@@ -48,7 +48,7 @@ class Stopped(OwnDaemons, Case):
         self.reader.start()
 
     def fills_the_pipe(self):
-        """By a tenant's calls, where this user may have another one call."""
+        """The lines are of a tenant's calls, if this user may call as another one."""
         tenant = self.client(uid=OTHER_UID if os.geteuid() == 0 else None)
         ns = tenant.open(LONG)
         region = Region(tenant, ns, LONG, 1)
@@ -113,7 +113,7 @@ class Flood(Case):
         self.assertEqual(len(lines("evict", operator.limits["tenant"])), 1)
 
     def test_of_many_tenants(self):
-        """More than have places of their own: each call is counted all the same."""
+        """More tenants than have places of their own. Each call is counted all the same."""
         seen = len(self.daemon.log())
         tenants = [self.client(uid=OTHER_UID + n) for n in range(1, 25)]
         spaces = [tenant.open(DEMO) for tenant in tenants]

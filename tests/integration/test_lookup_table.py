@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""Lookup tables: an outsider who reads one as docs/design/mappings.md says, and the client library, alongside lookups: through the tiers,
-growth, a daemon that ends or is killed, and clients that would write."""
+"""Lookup tables alongside lookups: a reader that follows docs/design/mappings.md, and the client
+library. Through the tiers, growth, a daemon that ends or is killed, and clients that try to write.
+"""
 
 import contextlib
 import fcntl
@@ -36,7 +37,7 @@ def xxh3(key, seed):
 
 
 class Table:
-    """What an outsider does with a table."""
+    """A table as a reader without the library uses it."""
 
     def __init__(self, client, ns):
         answer = client.call("lookup_table.open", ns=ns)
@@ -173,7 +174,7 @@ class ByThePage(Case):
         theirs = other.open(dict(DEMO, model=self.id()))
         other.call("lookup_table.open", ns=theirs)
         self.refused(NOT_FOUND, Reader(self.daemon, uid=OTHER_UID).call, "lookup_table.open", ns=theirs)
-        # An operator, who may use its number.
+        # The caller is an operator, which may use the namespace's number.
         self.refused(DENIED, Reader(self.daemon).call, "lookup_table.open", ns=theirs)
         for fd in other.take_fds():
             os.close(fd)
@@ -198,7 +199,7 @@ class ByThePage(Case):
             os.close(fd)
 
     def test_many_opens(self):
-        """Each answer brings a descriptor; the table is one."""
+        """Each answer brings a descriptor, but there is only one table."""
         client, ns, region = self.open()
         for _ in range(200):
             Table(client, ns).close()
@@ -298,7 +299,8 @@ class ByLibrary(OwnDaemons, Case):
 
     @staticmethod
     def advice(ns, names, look=None):
-        """Waits for the table, which is of no use while it is filled, or if the daemon had no turn for 5 s."""
+        """Waits for the table. It is of no use while it is filled, or if the daemon did not run for
+        5 s."""
         def usable():
             advice = (look or ns.lookup_table_read)(names)
             if advice is None:
@@ -366,7 +368,8 @@ class ByLibrary(OwnDaemons, Case):
         self.assertLessEqual(counted, 8 * 300 + 1)
 
     def test_a_daemon_that_is_killed_amid_changes(self):
-        """What it leaves can be read, and is taken for nothing once the connection is known to be broken."""
+        """The table that it leaves can be read. Once the connection is known to be broken, it
+        counts for nothing."""
         for _ in range(3):
             daemon = self.start()
             client, ns, region = self.worker(daemon)

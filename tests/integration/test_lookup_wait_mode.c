@@ -1,5 +1,5 @@
-/* Lookups that don't wait for the shared tier. Its root is a process, which the test stops and lets go on: so it is as
- * slow as the test wants, on any machine. */
+/* Lookups that don't wait for the shared tier. The test stops the process of its root, and lets it
+ * go on. So the root is as slow as the test wants, on any machine. */
 #include "tests/integration/harness.h"
 #include "tests/runner/halt.h"
 
@@ -111,7 +111,7 @@ static void begin(void)
     host_start(&host);
     worker_open(&worker, &host, &OPTIONS);
     worker_store(&worker, 100, 1);
-    /* Until its root is there. */
+    /* Waits until its root is there. */
     for (uint64_t end_ms = now_ms() + CALL_MS; look(UCM_WAIT_MODE_WAIT, 50, 1, 0).hits == 0;) {
         cr_assert_lt(now_ms(), end_ms, "the root does not come up");
         sleep_ms(1);

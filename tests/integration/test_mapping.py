@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Mappings against a real daemon, over the wire. What is read is compared with what was stored, while blocks leave, tenants take turns, and
-clients die."""
+"""Mappings against a real daemon, over the wire. Bytes that are read are compared with those
+stored, while blocks leave, tenants take turns, and clients die."""
 
 import faulthandler
 import mmap
@@ -260,7 +260,7 @@ class Tenants(OwnDaemons, Case):
         self.assert_read(a_mapping, a_places, a_kv)
         self.assert_read(b_mapping, b_places, b_kv)
         self.assertFalse({p[0] for p in a_places} & {p[0] for p in b_places}, "a slab is of one tenant")
-        # A's slabs go to B, which gets no byte of them.
+        # A's slabs go to B. B gets no byte of A's.
         a.close()
         self.until(lambda: b.metrics()["mappings"] == 1)
         mine = b_kv.tobytes()
@@ -334,14 +334,14 @@ class Tenants(OwnDaemons, Case):
         b, _, b_mapping, b_sequence, b_kv = self.of(OTHER_UID, 4 * SLOTS, 6)
         self.until(lambda: b.metrics()["mappings"] == 1)
         self.assertEqual(b.metrics()["mapping_refs"], 0)
-        # What nobody references is DRAM of its tenant, up to that one's part.
+        # Slots that nobody references are DRAM for their tenant, up to its share.
         places = b_mapping.ref(b_sequence, 4 * SLOTS, timeout_ms=20000)
         self.assertGreaterEqual(sum(place is not None for place in places), 2 * SLOTS)
         self.assert_read(b_mapping, [p for p in places if p], [k for p, k in zip(places, b_kv) if p])
 
     def test_memory_that_a_client_keeps_is_its_own_loss(self):
-        """It says that it has released all, and keeps the mappings: no further memory is allocated for it, and another tenant
-        gets all that it may have."""
+        """A client says that it has released all, but keeps the mappings. The daemon allocates no
+        further memory for it. Another tenant gets all that it may have."""
         self.start()
         a, a_ns, a_mapping, a_sequence, _ = self.of(None, 4 * SLOTS, 5)
         a_mapping.ref(a_sequence, 4 * SLOTS, timeout_ms=20000)
@@ -389,7 +389,7 @@ class Tenants(OwnDaemons, Case):
         self.assert_read(mapping, places, kv)
 
     def lower(self, config, how, *mappings):
-        """What they still map, once no more than `config` says is granted."""
+        """How many slabs each still maps, once the daemon grants no more than `config` says."""
         self.daemon.configure(config)
         how()
         size = int(config.split()[-1].removesuffix("MiB"))
@@ -399,7 +399,7 @@ class Tenants(OwnDaemons, Case):
 
     @staticmethod
     def give_back(mapping):
-        """What is wanted; how many slabs are left."""
+        """Releases the slabs that the daemon wants back. Returns how many are left."""
         mapping.client.call("health")
         while mapping.client.revoked:
             mapping.release(mapping.client.revoked.pop())
@@ -431,7 +431,8 @@ class Tenants(OwnDaemons, Case):
 
 class Padding(Case):
     def test_a_block_brings_nothing_of_others_with_it(self):
-        """It was written with its slot's padding, which comes back with it; the slot was another tenant's before."""
+        """A block was written with its slot's padding, which comes back with it. The slot was
+        another tenant's before."""
         other, whole = self.client(uid=OTHER_UID), dict(IDENTITY, model=self.id(), parts=1, layers=[1], layer_bytes=2 * 4096)
         ns = other.open(whole)
         region = Region(other, ns, whole, 8)
@@ -471,7 +472,7 @@ class Stops(OwnDaemons, Case):
             ns = reader.open(dict(IDENTITY, model=self.id()))
             sequence, _ = self.sequence(reader, self.summaries(reader, ns), names)
             mapping = SharedMapping(reader, ns)
-            # Nothing but that end ends it: its deadline is far.
+            # Only that end ends the request: its deadline is far.
             ref = reader.begin("mapping.ref", mapping=mapping.number, sequence=sequence, first=0, n=8, timeout_ms=600000)
             self.until(lambda: client.metrics()["requests_active"] >= 1, "the reference")
             self.until(lambda: client.call("stats")["shared_roots"][0]["in_flight"] >= 8, "the reads")

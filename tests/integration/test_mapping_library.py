@@ -38,7 +38,7 @@ class Worker:
         self.mapping = self.ns.mapping()
 
     def check(self, place, block):
-        """True: it was read; False: a miss. Never other bytes."""
+        """True: the block was read; False: a miss. Never other bytes."""
         data = self.mapping.read(place)
         if data is None:
             return False

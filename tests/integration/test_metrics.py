@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""The text for Prometheus, of a real daemon that has served something: by promtool where it is installed, and
-by the rules that promtool has.
+"""The text for Prometheus, from a real daemon that has served requests. It is checked by promtool
+where that is installed, and by promtool's rules.
 
 $UCMD, $UCMCTL and $UCM_BENCH name other programs than those in build/.
 """
@@ -17,7 +17,7 @@ from test_ucmctl import replay, start
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)*)\})? ([-+0-9.einfEINF]+)')
-# What would be another unit than the base one, or says the type.
+# Suffixes that name another unit than the base one, or the type.
 NO_SUFFIXES = ("_us", "_ms", "_ns", "_microseconds", "_milliseconds", "_kib", "_mib", "_percent", "_counter", "_gauge")
 
 
@@ -109,7 +109,7 @@ class Exposition(unittest.TestCase):
                          '^version="[0-9.]+",commit="[^"]+",options="[^"]+",policy="[^"]+"$')
         self.assertEqual(text["ucmd_health"].samples["ucmd_health", 'state="ok"'], 1)
         self.assertEqual(sum(text["ucmd_health"].samples.values()), 1)
-        # A name in the text is that of the wire but for its suffix and the place of its unit.
+        # A name in the text is that of the wire, except for its suffix and the place of its unit.
         units = {"total", "bytes", "seconds", "us", "ratio"}
         words = {tuple(sorted(set(name.split("_")) - {"ucmd", *units})) for name in text}
         for name in self.daemon.metrics():
@@ -117,7 +117,8 @@ class Exposition(unittest.TestCase):
         self.assertGreater(text["ucmd_lookups_total"].samples["ucmd_lookups_total", None], 0)
 
     def test_what_was_served_is_in_the_histograms(self):
-        """The replay's lookups, loads and dumps, each once, in the wire's and in the text's."""
+        """The replay's lookups, loads and dumps count once each, in the wire's figures and in the
+        text's."""
         stats, text = self.daemon.stats(), families(self.text())
         metrics = stats["metrics"]
         count = {}

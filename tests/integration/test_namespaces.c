@@ -1,4 +1,4 @@
-/* How many namespaces there may be, in all and for a tenant, and which one gives way. */
+/* How many namespaces there may be, in total and for a tenant, and which one gives way. */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>
@@ -104,7 +104,7 @@ Test(namespaces, a_tenant_is_told_when_it_has_enough)
     ucm_close(c);
 }
 
-/* A job that takes a new salt each time may do so for ever; what holds blocks stays. */
+/* A job may use a new salt each time, for ever. Namespaces that hold blocks stay. */
 Test(namespaces, the_unused_give_way)
 {
     static const char *const sets[] = {"limits.namespaces=8", NULL};
@@ -134,7 +134,7 @@ Test(namespaces, the_unused_give_way)
         cr_expect_eq(hits(i), 4u);
 }
 
-/* Needs root to become somebody else. */
+/* Needs root to become another user. */
 Test(namespaces, a_tenant_does_not_lock_others_out)
 {
     static const char *const sets[] = {"limits.namespaces=8", "limits.namespaces_per_tenant=4",
@@ -173,8 +173,8 @@ Test(namespaces, a_tenant_does_not_lock_others_out)
     ucm_close(c);
 }
 
-/* A start loads all namespaces on storage, however many. An evicted one left nothing behind, and
- * its name can be used again. */
+/* A start loads all namespaces on storage, however many. An evicted one left nothing there, and its
+ * name can be used again. */
 Test(namespaces, over_a_restart)
 {
     static const char *const sets[] = {"limits.namespaces_per_tenant=4", NULL};

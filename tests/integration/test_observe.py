@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""Monitoring as an operator sets it up: a daemon that has served something, the shipped scrape example, alerts and board in a
-real Prometheus, and what its listener says while it starts, serves and stops. And the pictures of both in docs.
+"""Monitoring as an operator sets it up: a daemon that has served requests, with the shipped scrape
+example, alerts and board in a real Prometheus. And the answers of its listener while it starts,
+serves and stops. And the pictures of both in docs.
 
 $UCMD, $UCMCTL and $UCM_BENCH name other programs than those in build/.
 """
@@ -29,7 +30,7 @@ from test_ucmctl import replay
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 OBSERVE = TOP / "config/observe"
-# What is shipped does not depend on how the daemon was built.
+# The shipped files do not depend on how the daemon was built.
 HAVE_PROMETHEUS = shutil.which("prometheus") and shutil.which("promtool") and os.environ.get("UCM_PHASE", "plain") == "plain"
 WITHOUT = "prometheus and promtool are not installed (Debian: prometheus), or a sanitizer's build is tested"
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
@@ -52,7 +53,8 @@ def address_of(daemon):
 
 
 def serving(**options):
-    """A daemon that has begun to listen for monitoring, too, which it does after its own socket."""
+    """A daemon that also listens for monitoring, which it begins to do after it opened its own
+    socket."""
     daemon = Daemon(**options)
     try:
         until(lambda: " server serving " in daemon.log(), lambda: daemon.log())
@@ -233,7 +235,8 @@ class Pictures(unittest.TestCase):
 
 
 class Prometheus:
-    """A real one, with the shipped files, which asks `address` four times a second, or as often as every says."""
+    """A real Prometheus with the shipped files. It scrapes `address` four times a second, or every
+    `every`."""
 
     def __init__(self, address, every="250ms"):
         self.directory = tempfile.mkdtemp(prefix="prometheus.")
@@ -257,7 +260,7 @@ class Prometheus:
         return pathlib.Path(self.directory, "log").read_text(errors="replace")
 
     def listening(self):
-        """Where the kernel let it listen; its own log may say port 0 only."""
+        """The port on which the kernel let it listen, as its own log may only say port 0."""
         inodes = set()
         for fd in pathlib.Path(f"/proc/{self.process.pid}/fd").iterdir():
             try:
@@ -307,10 +310,10 @@ class RealPrometheus(unittest.TestCase):
         cls.address = address_of(cls.daemon)
         cls.prometheus = Prometheus(cls.address)
         cls.addClassCleanup(cls.prometheus.stop)
-        # The first scrapes come before, so that rates have something to see.
+        # The first scrapes come before the requests, so that rates are not 0.
         until(lambda: cls.prometheus.api("query", query="ucmd_uptime_seconds")["result"])
         replay(cls.daemon.socket)
-        # What is published now may be older.
+        # The figures published now may be older.
         lookups = until(lambda: int(re.search(r"\nucmd_lookups_total (\d+)", get(cls.address, "/metrics")[1])[1]))
         until(lambda: cls.prometheus.api("query", query=f"ucmd_lookups_total >= {lookups}")["result"])
         # A series has no rate before its second sample.

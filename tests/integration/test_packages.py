@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""tests/setup/packages.sh under a dpkg-query, an apt-get and a systemctl made here."""
+"""tests/setup/packages.sh with a dpkg-query, an apt-get and a systemctl made here."""
 
 import os
 import subprocess

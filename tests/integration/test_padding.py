@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""What lies on disks and shared roots after a part's bytes: nothing that a slot held before, which was another tenant's."""
+"""After a part's bytes, disks and shared roots have nothing that the slot held before, when it was
+another tenant's."""
 
 import faulthandler
 import os
@@ -38,7 +39,8 @@ class Padding(OwnDaemons, Case):
         return client, ns, Region(client, ns, identity, BLOCKS)
 
     def soil(self):
-        """Every slot of the arena holds another tenant's bytes to its end, and nobody's block."""
+        """Fills every slot of the arena to its end with another tenant's bytes, and leaves no block
+        there."""
         client, ns, region = self.open(OTHER_UID)
         self.assertEqual(-(-region.size // PAGE), -(-PART // PAGE), "the same slots")
         region.memory[:] = MARK * (len(region.memory) // len(MARK)) + MARK[:len(region.memory) % len(MARK)]

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""ucmclient.engine.pages against a real daemon: pages that the daemon copies by itself and pages that go through this process, and SGLang's
-backend over them with SGLang's classes played (check_sglang.py has the real ones)."""
+"""ucmclient.engine.pages against a real daemon: pages that the daemon copies by itself, and pages
+that go through this process. And SGLang's backend over them, with SGLang's classes played
+(check_sglang.py has the real ones)."""
 
 import contextlib
 import ctypes
@@ -64,7 +65,8 @@ class Pool:
 
 
 class Ranks:
-    """Of one engine: each is a thread, and what all of them say is what a library for that gives an engine."""
+    """The ranks of one engine, each a thread. They exchange values as an engine's communication
+    library would."""
 
     def __init__(self, n):
         self.said, self.met, self.own = [None] * n, threading.Barrier(n), threading.local()
@@ -80,7 +82,7 @@ class Ranks:
         return said
 
     def run(self, what):
-        """What each rank's call of it returns."""
+        """Calls it on each rank. Returns what each call returned."""
         def in_thread(rank):
             self.own.rank = rank
             return what(rank)
@@ -127,7 +129,7 @@ class Pages(Case):
         return store
 
     def test_both_ways(self):
-        """What one engine saved another one loads, whichever way their pages go."""
+        """An engine loads what another one saved, whichever way their pages go."""
         for there in (True, False):
             for here in (True, False):
                 a, b = Pool(there), Pool(here)
@@ -257,7 +259,7 @@ class SGLang(Case):
         self.assertEqual(self.storage(Pool(), tp_rank=1, tp_size=2, is_mla_model=True).batch_exists(names), 2, "all ranks have the same latents")
 
     def test_the_name_that_is_served_does_not_name_weights(self):
-        """--served-model-name may be the same for models that have nothing in common but the shape of their KV."""
+        """--served-model-name may be the same for models that share only the shape of their KV."""
         names, directory = [f"{i:064x}" for i in range(2)], tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, directory)
         self.addCleanup(sys.modules.pop, "sglang.srt.runtime_context", None)
@@ -281,7 +283,8 @@ class SGLang(Case):
         self.assertEqual((of().batch_exists(names), of(**drafting).batch_exists(names)), (0, 0))
 
     def test_weights_that_may_be_others_are_shared_with_nobody(self):
-        """Files that changed when this process ran already, names that nobody knows, and an engine that does not say what it serves."""
+        """Files that changed while this process ran, names that nobody knows, and an engine that
+        does not say what it serves."""
         names, directory = [f"{i:064x}" for i in range(2)], tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, directory)
         self.addCleanup(sys.modules.pop, "sglang.srt.runtime_context", None)
@@ -295,7 +298,8 @@ class SGLang(Case):
             self.assertEqual(self.storage(Pool(), ucm={"revision": None}).batch_exists(names), 0, path)
 
     def test_ranks_in_doubt_share_with_each_other(self):
-        """All of them have the same latents, which rank 0 alone stores; also where another rank alone is in doubt."""
+        """All ranks have the same latents, so only rank 0 stores them, even if another rank alone
+        is in doubt."""
         names = [f"{i:064x}" for i in range(2)]
         self.addCleanup(sys.modules.pop, "sglang.srt.runtime_context", None)
 

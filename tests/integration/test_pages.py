@@ -1,7 +1,6 @@
 #!/usr/bin/python3
-"""Manual pages and shell completion as `make` writes them: complete, clean, and right in a real shell.
-
-They lie in pages/ next to $UCMCTL. Shells that are not installed are left out."""
+"""Manual pages and shell completion as `make` writes them: complete, well-formed, and right in a
+real shell. They lie in pages/ next to $UCMCTL. Shells that are not installed are left out."""
 
 import os
 import pathlib
@@ -38,7 +37,7 @@ def options_of(*words):
 
 
 def page_text(name):
-    """What a reader sees, on lines that are long enough to break nothing."""
+    """The text that a reader sees, with lines so long that nothing breaks."""
     return run("man", "-P", "cat", "-l", str(PAGES / name), env={**os.environ, "MANWIDTH": "400", "LC_ALL": "C.UTF-8"}).stdout
 
 
@@ -72,13 +71,13 @@ class Man(unittest.TestCase):
         self.assertRegex(text, r"(?s)arena\.size\s.*?Default: 4GiB; from 1MiB to 15TiB\.")
 
     def test_options_can_be_copied_from_a_page(self):
-        """A hyphen that is none in ASCII can't be pasted into a shell."""
+        """A hyphen that is not ASCII's can't be pasted into a shell."""
         for name in MAN:
             self.assertNotRegex(page_text(name), r"[‐−–]\w", name)
 
 
 class Completion(unittest.TestCase):
-    """The same questions to each shell: a line as typed so far, and what it must offer."""
+    """The same questions for each shell: a line as typed so far, and what the shell must offer."""
 
     @classmethod
     def setUpClass(cls):

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""`ucmctl plan`: its arithmetic against what models' papers and vendors publish, and against the daemon; what it prints."""
+"""`ucmctl plan`: its arithmetic against figures of models' papers and vendors, and against the
+daemon; and what it prints."""
 
 import json
 import math
@@ -20,14 +21,15 @@ MIB, GIB = 1 << 20, 1 << 30
 LLAMA = {"model_type": "llama", "hidden_size": 8192, "num_attention_heads": 64, "num_hidden_layers": 80, "num_key_value_heads": 8,
          "max_position_embeddings": 131072, "torch_dtype": "bfloat16"}
 HEADS = {"num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "hidden_size": 4096}
-# The public config.json of each model, cut to what counts: bytes a token at the config's own type, sliding and recurrent layers.
+# The public config.json of each model, cut to the fields that count: bytes a token at the config's
+# own type, sliding and recurrent layers.
 MODELS = {
     # 2 x 32 layers x 8 heads x 128 x 2 bytes.
     "Llama-3.1-8B": ({"model_type": "llama", "torch_dtype": "bfloat16", **HEADS}, 131072, 0, 0),
     # 516.096 KB, as the paper "Insights into DeepSeek-V3" (ISCA 2025, table 1) has it.
     "Llama-3.1-405B": ({"model_type": "llama", "hidden_size": 16384, "num_attention_heads": 128, "num_hidden_layers": 126,
                         "num_key_value_heads": 8, "torch_dtype": "bfloat16"}, 516096, 0, 0),
-    # Multi-head: as many KV heads as heads, and no word of them.
+    # Multi-head: as many KV heads as heads, and no field for them.
     "Llama-2-7B": ({"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32}, 524288, 0, 0),
     # 327.680 KB, in the same table.
     "Qwen2.5-72B": ({**LLAMA, "model_type": "qwen2", "sliding_window": 131072, "use_sliding_window": False, "max_window_layers": 80},
@@ -109,7 +111,8 @@ class Arithmetic(unittest.TestCase):
             self.assertEqual(s.nvme_blocks(0), 0)
 
     def test_large_parts_ask_for_a_larger_slab(self):
-        self.assertEqual(sizes_of("Llama-3.1-8B", block_tokens=1024).slab, 256 * MIB)  # 128 MiB: a segment has a header besides
+        # 128 MiB, and a segment also has a header
+        self.assertEqual(sizes_of("Llama-3.1-8B", block_tokens=1024).slab, 256 * MIB)
         with self.assertRaisesRegex(script.Refused, "--block-tokens"):
             sizes_of("Llama-3.1-8B", block_tokens=65536)
 
@@ -144,7 +147,7 @@ class TheDaemonsOwn(Case):
             before, after = client.metrics(), dump(0, 256)
             for name, size in (("arena_bytes_used", s.slot), ("nvme_bytes_used", s.record)):
                 self.assertEqual(after[name] - before[name], size * parts * 256, name)
-            # As many as index.max_blocks lets in: one of more parts counts as more.
+            # As many as index.max_blocks allows; a block of more parts counts as more.
             self.assertEqual(dump(256, 1024)["blocks"], 1024 * 128 // s.index)
             client.call("namespace.purge", ns=ns)
 
@@ -242,7 +245,7 @@ class Plan(unittest.TestCase):
         return path
 
     def test_trace(self):
-        """Hits of a recorded trace by size, as a plain LRU list has them."""
+        """Hits of a recorded trace by cache size, as a simple LRU list has them."""
         rng, kinds = random.Random(5), ("hash_ids", "each_ids", "dumped_ids")
         lines = [{"ucm_trace": 1, "program": "test"},
                  {"define": "namespace", "namespace": 1, "tenant": 1, "block_bytes": 1, "block_tokens": 32}]

@@ -1,7 +1,8 @@
 #!/usr/bin/python3
-"""Every plug-in of an engine but vLLM's connector, which test_vllm_trouble.py has, when things go wrong: a daemon that is killed, stops answering, evicts,
-reads damaged blocks or comes later; engines that are killed. Whatever a plug-in says is loaded has the right bytes, nothing is written
-to pages that an engine got back, and nothing wrong is stored. The engines' classes are played."""
+"""Every engine's plug-in when things go wrong; vLLM's connector has test_vllm_trouble.py. The
+daemon is killed, stops answering, evicts, reads damaged blocks or comes later; engines are killed.
+Blocks that a plug-in calls loaded have the right bytes. Nothing is written to pages that an engine
+got back, and nothing wrong is stored. The engines' classes are played."""
 
 import ctypes
 import hashlib
@@ -33,7 +34,7 @@ from ucmclient.engine.vllm.link import Link
 PAGES, SIZE = 24, 4096
 test_trtllm.PAGES, test_trtllm.SIZE, test_vllm_tier.SIZE = PAGES, SIZE, SIZE
 QUICK = {"retry_interval": 0.05, "connect_timeout": 5.0, "lookup_timeout": 5.0, "transfer_timeout": 20.0}
-#: For a daemon that is going to die or stop: late calls are tried again.
+#: Settings for a daemon that will die or stop: late calls are tried again.
 IMPATIENT = {"lookup_timeout": 0.3, "transfer_timeout": 0.3}
 
 
@@ -42,7 +43,8 @@ def right(name):
 
 
 class Plugin:
-    """An engine's pages, and its plug-in. save() and load(): which of these names, at these pages."""
+    """An engine's pages, and its plug-in. save() and load() return which of these names succeeded
+    at these pages."""
 
     def __init__(self, shared):
         self.memory = SharedMemory(PAGES * SIZE) if shared else ctypes.create_string_buffer(PAGES * SIZE)
@@ -109,7 +111,7 @@ class Ucm(Plugin):
 
 
 class UcmOlder(Plugin):
-    """By the interface V0."""
+    """Uses the interface V0."""
 
     def __init__(self, shared, socket, settings):
         super().__init__(shared)
@@ -272,7 +274,7 @@ class Trouble(test_page_store.Case):
         return plugin.save(names, range(len(names)))
 
     def check(self, plugin, names=NAMES, first=8):
-        """Loads what is there, and compares. Returns how many came."""
+        """Loads the blocks that are there, and compares them. Returns how many came."""
         for page in range(first, first + len(names)):
             plugin.set(page, b"\x55" * SIZE)
         good = plugin.load(names, range(first, first + len(names)))
@@ -307,7 +309,8 @@ class Trouble(test_page_store.Case):
         self.each(plugins, self.comes)
 
     def at_once(self, plugins, act, strike, behind=True):
-        """act with each plugin, in threads. strike happens when the requests of all are on their way, or before they begin."""
+        """Runs act with each plug-in, in threads. strike happens when all requests are on their
+        way, or before they begin."""
         wait, lock, struck, arrived = Task.wait, threading.Lock(), threading.Event(), []
 
         def held(task, *timeout):
@@ -338,7 +341,8 @@ class Trouble(test_page_store.Case):
         halt(self.daemon.process.pid)
 
     def test_stopped_in_mid_load(self):
-        """Pages are the engine's again when a load has failed: nothing is written to them later."""
+        """When a load has failed, its pages are the engine's again. Nothing is written to them
+        later."""
         for behind in (True, False):
             plugins = self.plugins(**IMPATIENT)
             self.ready(plugins)
@@ -357,7 +361,8 @@ class Trouble(test_page_store.Case):
             self.each(plugins, self.comes)
 
     def test_stopped_amid_a_copy(self):
-        """The daemon goes on with a piece of it when it runs again: until then the pages are not the engine's."""
+        """When the daemon runs again, it finishes a fragment of the copy. Until then the pages are
+        not the engine's."""
         size, names, wait, cut = 8 << 20, self.NAMES[:4], Task.wait, Link._drop
         self.daemon.stop()
         self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.slab": "16MiB"})
@@ -395,7 +400,8 @@ class Trouble(test_page_store.Case):
                         self.assertEqual([plugin.get(page).strip(b"\x66") for page in range(4, 8)], [b""] * 4, good)
 
     def test_stopped_in_mid_save(self):
-        """An engine writes to its pages again when a save has failed: what it writes is not stored under the old name."""
+        """When a save has failed, the engine writes to its pages again. That is not stored under
+        the old name."""
         for behind in (True, False):
             plugins, new = self.plugins(**IMPATIENT), [f"new {behind} {i}" for i in range(8)]
             self.ready(plugins)
@@ -419,7 +425,8 @@ class Trouble(test_page_store.Case):
             self.each(plugins, after)
 
     def test_an_engine_that_waits_no_longer(self):
-        """What an engine waits for ends when its wait does, also where the transfer may take longer, after others for example."""
+        """A transfer ends when the engine's wait for it ends, even if the transfer might take
+        longer, for example after others."""
         from ucmclient.engine.trtllm import connector as trtllm
         from ucmclient.engine.ucm import core as ucm
         from ucmclient.engine.vllm import tier
@@ -469,7 +476,7 @@ class Trouble(test_page_store.Case):
                 self.assertTrue(0 < came < 320, came)
 
     def test_damaged_blocks(self):
-        """One bit of some blocks is another one on the disk: they are misses, or their loads fail."""
+        """One bit of some blocks is flipped on disk. They are misses, or their loads fail."""
         self.daemon.stop()
         self.daemon = Daemon()
         plugins = self.plugins()
@@ -500,7 +507,8 @@ class Trouble(test_page_store.Case):
         self.assertEqual(seen, len(payloads) * len(KINDS))
 
     def test_engines_that_are_killed(self):
-        """In the midst of saves and loads: their regions and leases go with them, and what they saved is right."""
+        """Engines are killed during saves and loads. Their regions and leases go with them, and
+        what they saved is right."""
         child = subprocess.Popen([sys.executable, "-B", os.path.abspath(__file__), "engines", self.daemon.socket], stdout=subprocess.PIPE)
         self.assertEqual(child.stdout.readline(), b"busy\n")
         self.assertGreaterEqual(self.stats()["regions"], len(KINDS))

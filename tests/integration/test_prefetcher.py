@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""ucmclient.sparse.Prefetcher, over sequences that are played: its order, its bounds and its accounts. test_sparse_python.py has it over a daemon."""
+"""ucmclient.sparse.Prefetcher over played sequences: its order, its bounds and its counts.
+test_sparse_python.py has it over a daemon."""
 
 import os
 import random
@@ -43,7 +44,8 @@ class Task:
 
 
 class BlockSequence:
-    """Of five blocks; sent: tasks, and the priority of each. held: they don't end by themselves."""
+    """A sequence of five blocks. sent: tasks, and the priority of each. held: tasks don't end by
+    themselves."""
 
     def __init__(self):
         self.client, self.part, self.closed, self.held, self.failure = object(), 0, False, False, None

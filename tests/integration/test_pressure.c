@@ -1,5 +1,5 @@
-/* Dumps faster than the disk writes: dropped and counted, or slowed, and durable ones never
- * acknowledged falsely. */
+/* Dumps faster than the disk writes: writes are dropped and counted, or dumps are slowed. Durable
+ * ones are never falsely acknowledged. */
 /* Sanitizers: thread */
 #include "tests/integration/harness.h"
 
@@ -71,7 +71,7 @@ Test(pressure, slow_holds_an_answer_for_so_long_and_no_longer)
     expect_accounted(6 * BLOCKS);
 }
 
-/* The answers that say so are right: a kill loses none of these blocks. */
+/* Answers that say durable are right: a kill loses none of these blocks. */
 Test(pressure, durable_dumps_tell_the_truth)
 {
     static uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[6][BLOCKS];

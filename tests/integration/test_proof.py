@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""Memory by CUDA IPC handle through the daemon, with a driver made here (driver/libcuda.c) whose GPU memory is the host's: nonces that are
-right, wrong, missing, old, used and of others; a thief; altered handles; the library, over a restart of the daemon."""
+"""Memory by CUDA IPC handle through the daemon, with a driver made here (driver/libcuda.c), whose
+GPU memory is the host's. Nonces are right, wrong, missing, old, used or another client's. There are
+a thief, altered handles, and the library over a restart of the daemon."""
 
 import ctypes
 import fcntl
@@ -36,7 +37,8 @@ def tearDownModule():
 
 
 class Memory:
-    """This process's memory, with a handle. The driver opens no other process's file without the right to; all here have it."""
+    """This process's memory, with a handle. The driver opens another process's file only with the
+    right to do so, which all processes here have."""
 
     def __init__(self, size=BLOCKS * SIZE):
         cuda = ctypes.CDLL(SO)
@@ -116,7 +118,7 @@ class Proof(Case):
         nonce = self.owner.call("region.challenge")["nonce"]
         self.owner.call("region.unregister", region=self.proven(self.owner, nonce))
         self.denied(self.proven, self.owner, nonce)
-        # Also when it was refused.
+        # The same after a refusal.
         nonce = self.owner.call("region.challenge")["nonce"]
         self.denied(self.register, self.owner)
         self.denied(self.proven, self.owner, nonce)
@@ -160,14 +162,16 @@ class Proof(Case):
         self.assertIn("the ring's handle", str(self.denied(self.owner.call, "ring.register", [fd], **good)))
 
     def test_altered_handles(self):
-        """As far as the driver reads them: 16: the size, 24: pages of its block, 28: its place there."""
+        """Fields of the handle that the driver reads, by offset: 16: the size, 24: pages of its
+        block, 28: its place there."""
         def altered(at, value):
             width = 8 if at == 16 else 4
             ipc = self.memory.ipc[:at] + value.to_bytes(width, "little") + self.memory.ipc[at + width:]
             self.owner.call("region.challenge")
             return str(self.refused(INVALID, self.register, self.owner, [{"kind": 1, "bytes": self.memory.size, "ipc": ipc}]))
 
-        for value in (1, self.memory.size - 1):  # memory can be so small: the region does not fit
+        # memory may be so small, but the region does not fit
+        for value in (1, self.memory.size - 1):
             self.assertIn(f"pass the {value} bytes of its allocation", altered(16, value))
         for at, value in ((16, 1 << 40), (16, (1 << 64) - 1), (16, 0), (24, 0), (24, 1), (28, 1), (28, 4096), (28, 0xFFFFF000)):
             self.assertIn("is no handle that cudaIpcGetMemHandle gave", altered(at, value))
@@ -185,7 +189,8 @@ class Library(unittest.TestCase):
         return daemon
 
     def test_a_restart_of_the_daemon(self):
-        """Regions of one allocation, two of them of the same bytes. The library writes to nothing for good, and registers all again."""
+        """Regions of one allocation, two of them of the same bytes. The library restores every byte
+        that it writes, and registers all again."""
         sys.path.insert(0, os.path.join(TOP, "client/python"))
         ctypes.CDLL(SO)  # it is libcuda.so.1 from now on
         from ucmclient import Client as Ucm, Identity, Plane, cuda_allocation

@@ -1,8 +1,7 @@
 #!/usr/bin/python3
-"""docs/protocol.md and docs/methods.md against a real daemon, through second_client.py: the daemon does what the pages say.
-
-Here: vectors, the session byte by byte, frames, and every parameter, bound and field of every method. What becomes of
-blocks is in test_protocol_blocks.py.
+"""docs/protocol.md and docs/methods.md against a real daemon, through second_client.py: the daemon
+does what the pages say. Here: vectors, the session byte by byte, frames, and every parameter, bound
+and field of every method. test_protocol_blocks.py tests blocks.
 """
 
 import faulthandler
@@ -32,7 +31,7 @@ class Vectors(unittest.TestCase):
         self.assertEqual(hashlib.sha256(PAGE.hex["canonical form"]).digest(), PAGE.hex["fingerprint"])
 
     def test_frames_have_the_fields_of_the_page(self):
-        """Without a daemon: what a rename leaves behind in the session."""
+        """Without a daemon: finds old names that a rename left in the session."""
         for name, data in PAGE.hex.items():
             method = name.partition(",")[0]
             if method not in PAGE.methods:
@@ -95,7 +94,8 @@ class Frames(Case):
     options = {"nvme": False, "arena.size": "64MiB", "request.handshake": "1s"}
 
     def closes(self, data, msgid=None, code=INVALID, fds=()):
-        """Sends what breaks the protocol; expects the error as the page says, and the end."""
+        """Sends bytes that break the protocol. Expects the page's error, and the connection's end.
+        """
         client = self.client()
         client.send(data, fds)
         with self.assertRaises(Refused, msg=data[:64]) as caught:
@@ -275,7 +275,7 @@ class Requests(Case):
             "events": {}, "events.list": {"ns": ns}, "events.metadata": {"ns": ns, "keys": keys(1), "tokens": bytes(64)}}
 
     def wrong(self, params, table):
-        """Params with one field each that breaks its row of the page's table."""
+        """Params of which one field each time breaks what the page says of it."""
         for name, (words, *_) in table.items():
             limit, kind = bounds(words), re.match(r"[a-z]+", words)[0]
             values = [None, 1, -1, 1.5, True, "x" * 16, b"x" * 16, [1], {}]
@@ -320,7 +320,8 @@ class Requests(Case):
 
     @unittest.skipUnless(os.geteuid() == 0, "takes another uid")
     def test_who_may_call(self):
-        """Methods that the page has for operators are DENIED to others, and no others are."""
+        """Methods that the page marks for operators are DENIED to others, and no other methods are.
+        """
         _, _, good = self.good()
         other = self.client(uid=OTHER_UID)
         ns = other.open(dict(DEMO, model=self.id()))
@@ -336,7 +337,8 @@ class Requests(Case):
         self.assertEqual(denied, PAGE.operators)
 
     def test_rings(self):
-        """Without a GPU none can be made; the connection goes on, and keeps none of what came."""
+        """Without a GPU no ring can be made. The connection goes on, and keeps no descriptor that
+        came."""
         client, fd = self.client(), memfd(139264)
         good = {"gpu": bytes(16), "ipc": bytes(64), "entry_bytes": 1 << 20, "entries": 4}
         for change in ({}, {"entries": 8}, {"offset": 512}, {"gpu": b"\xff" * 16}):
@@ -422,7 +424,8 @@ class Requests(Case):
         self.refused(INVALID, client.call, "health", [fd])
         client.methods[900] = client.methods[901] = "region.register"
         data = frame([0, 900, "region.register", params])
-        client.send(data[:1], [fd])  # the descriptors come with the first byte, the rest in pieces
+        # the descriptors come with the first byte, the other bytes in pieces
+        client.send(data[:1], [fd])
         for at in range(1, len(data)):
             client.send(data[at:at + 1])
         first = client.wait(900)["region"]

@@ -37,7 +37,7 @@ class Blocks(Case):
         return [part["part"] for part in client.call("inspect", ns=ns, key=keys(name))["parts"] if part["dram"] == "ready"]
 
     def spoil(self, *blocks):
-        """Changes a byte of each on NVMe."""
+        """Changes a byte of each block on NVMe."""
         for path in [os.path.join(directory, name) for directory, _, names in os.walk(self.daemon.store) for name in names]:
             with open(path, "r+b") as file:
                 data = file.read()
@@ -106,7 +106,7 @@ class Blocks(Case):
         self.assertEqual(rival.bytes(1), bytes(4096) + before[4096:12288] + bytes(4096))
 
     def test_all_layers_may_follow_some(self):
-        """As when a dump by layers was cancelled midway."""
+        """As after a dump by layers that was cancelled midway."""
         identity = dict(DEMO, layers=[4])
         client, ns, region = self.worker(identity)
         region.fill(0)
@@ -141,7 +141,7 @@ class Blocks(Case):
                 self.assertEqual(numbers, sorted(set(numbers)))
                 self.assertLessEqual(set(numbers), set(told))
                 if numbers or not told:
-                    break  # else the last step had landed when the daemon first looked
+                    break  # otherwise the last step was done when the daemon first looked
             else:
                 self.fail("never told of a step")
         self.refused(INVALID, region.load, "a", [0], progress_interval=1025)
@@ -231,7 +231,8 @@ class Blocks(Case):
         self.assertEqual((held("a"), held("b"), held("c")), (2, 1, 0))
         other, rival = self.again()
         other.call("release", lease=first)
-        self.assertEqual(rival.load("a", [0], lease=first), [OK])  # leases of others are none of one's own
+        # a lease of another connection does not count
+        self.assertEqual(rival.load("a", [0], lease=first), [OK])
         self.refused(INVALID, region.load, "a", [0], lease=first, layer=9)
         self.assertEqual(held(), 1)  # a load ends the lease that it names, refused or not
         for _ in range(2):
@@ -251,7 +252,7 @@ class Blocks(Case):
             client.call("release", lease=number)
         self.assertEqual(held(), 0)
         third = lease("a", "b")
-        self.settled(client, ns)  # what is being written is busy, too
+        self.settled(client, ns)  # a block that is being written is busy, too
         self.assertEqual(client.call("evict", ns=ns, keys=keys("a", "c")), {"blocks": 1, "busy": 1})
         self.assertEqual((client.hits(ns, "a"), client.call("inspect", ns=ns, key=keys("a"))["deleting"]), (0, True))
         self.assertEqual(region.load("ab", [8, 9], lease=third), [MISS, OK])
@@ -313,7 +314,8 @@ class Blocks(Case):
         client, ns, region, before = self.stored(60)
         many = region.begin("load", range(60), range(60), _more=True)
         last = client.begin("lookup", ns=ns, keys=keys(0))
-        self.assertEqual([client.next(), client.next()], [last, many])  # in the order in which they are done
+        # answers come in the order in which the work is done
+        self.assertEqual([client.next(), client.next()], [last, many])
         self.assertEqual(client.wait(many)["bytes"], 60 * region.size)
         for method, stop in [(method, stop) for method in ("load", "prefetch") for stop in ("cancel", "deadline")]:
             client.call("evict", ns=ns, tier=1)
@@ -355,7 +357,7 @@ class Blocks(Case):
                 self.assertEqual([client.wait(msgid) for msgid in many[2:]], [{}, {}])
             except Refused as e:
                 self.assertEqual(e.code, NOT_FOUND)
-                continue  # they came to their turn when nothing was mapped any more
+                continue  # it was their turn when nothing was mapped any more
             self.refused(NOT_FOUND, client.call, "region.unregister", region=region.number)
             return
         self.fail("none came while the region was unmapped")
@@ -491,7 +493,7 @@ class Blocks(Case):
         self.assertEqual(daemon.process.wait(TIMEOUT_S), 0)
 
     def test_a_page_of_ls_fits_a_frame(self):
-        """However many blocks it may have."""
+        """This holds however many blocks it may have."""
         small = dict(DEMO, layers=[1], layer_bytes=1024)
         client, ns, region = self.worker(small, blocks=4096)
         self.assertEqual(set(region.dump(range(4096), range(4096))), {OK})

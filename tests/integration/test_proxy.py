@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""The example proxy for prefill and decode apart, between a client and two instances that only note what they get."""
+"""The example proxy for separate prefill and decode, between a client and two instances that only
+note what they get."""
 
 import http.client
 import json
@@ -28,7 +29,7 @@ class Instance(BaseHTTPRequestHandler):
             for i in range(3):
                 self.wfile.write(b"data: %d\n\n" % i)
                 self.wfile.flush()
-                if i == 0:  # the rest only when the client has this
+                if i == 0:  # the rest comes only when the client has this
                     self.server.go.wait(10)
             return None
         return self.reply(200, json.dumps({"from": self.server.label, "kv_transfer_params": {"ucmd_blocks": 7}}).encode())

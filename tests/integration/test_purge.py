@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""What nobody gets once a purge, or an eviction by name, is answered: blocks that others still hold, by no method, until those
-let go of them; and what is stored again is found."""
+"""Once a purge, or an eviction by name, is answered, nobody gets the blocks that others still hold,
+by any method. This lasts until those release them. A block that is stored again is found."""
 
 import faulthandler
 import os
@@ -72,7 +72,7 @@ class Held(Case):
                     table.close()
 
     def test_loads_that_overlap_come_to_an_end(self):
-        """Each joins what the one before still uses."""
+        """Each load joins blocks that the one before still uses."""
         client, ns, region = self.stored(0)
         other, _, theirs = self.again(client, 0)
         under_way = [(c, r.begin("load", NAMES, NAMES)) for c, r in ((client, region), (other, theirs)) for _ in range(4)]

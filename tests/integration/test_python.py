@@ -33,7 +33,8 @@ SUITE_TIMEOUT_S = 280
 LAYERS, FRAGMENT, BLOCKS = 3, 8192, 32
 
 
-#: Prints what three calls gave, of which each began before the client was closed and reached the library after that.
+#: Prints the results of three calls. Each began before the client was closed, and reached the
+#: library after that.
 ABOUT_TO_CALL = """
 import sys, threading
 from unittest import mock
@@ -87,7 +88,8 @@ class Case(DaemonCase):
         return Identity(**dict(fields, **more))
 
     def worker(self):
-        """A namespace and a region in shared memory: layer by layer, in each block by block."""
+        """A namespace and a region in shared memory: layer after layer, and in each layer block
+        after block."""
         ns = self.client().namespace(self.identity())
         shared = SharedMemory(LAYERS * FRAGMENT * BLOCKS)
         planes = [Plane(0, layer * FRAGMENT * BLOCKS, FRAGMENT, FRAGMENT, layer) for layer in range(LAYERS)]
@@ -305,7 +307,8 @@ class Manners(Case):
         ns.close()
 
     def test_a_client_is_closed_while_another_thread_is_about_to_call(self):
-        """Between a handle's look-up and the library's call. In a process of its own, whose freed memory is scribbled over."""
+        """It is closed between the look-up of a handle and the library's call. In a process of its
+        own, which overwrites freed memory."""
         child = subprocess.run([sys.executable, "-B", "-X", "faulthandler", "-c", ABOUT_TO_CALL, self.daemon.socket], capture_output=True, text=True, timeout=60,
                                env={**os.environ, "MALLOC_PERTURB_": "165", "PYTHONPATH": str(TOP / "client/python")}, check=False)
         self.assertEqual((child.returncode, child.stdout), (0, "DISCONNECTED\n" * 3), child.stderr)
@@ -361,7 +364,7 @@ class Manners(Case):
         ended = time.monotonic()
         stop.set()
         thread.join()
-        # With the interpreter lock held it would be 1, before the call began to wait.
+        # If the call held the interpreter lock, it would be 1, as before the call began to wait.
         self.assertGreater(sum(started < at < ended for at in turns), 3)
 
     def test_keys(self):
@@ -382,7 +385,8 @@ class Manners(Case):
 
 
 class CopyAgents(Case):
-    """The binding of libucmclient_cuda, over one that needs no GPU; what a real one does is tests/gpu's."""
+    """The binding of libucmclient_cuda, over one that needs no GPU. tests/gpu tests the real one.
+    """
 
     GPU = bytes(range(16))
 
@@ -544,7 +548,7 @@ class Restart(Case):
 
 
 class Structures(unittest.TestCase):
-    """What ctypes makes of the header is what a C compiler does."""
+    """ctypes and a C compiler read the header alike."""
 
     NAMES = {"ucm_options": "Options", "ucm_server_info": "ServerInfo", "ucm_identity": "Identity",
              "ucm_memory": "Memory", "ucm_plane": "Plane", "ucm_region_spec": "RegionSpec", "ucm_lookup": "Lookup",

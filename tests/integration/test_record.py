@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""`ucm-bench record` against a real daemon: the file has what was looked up and stored and no key, what was lost is
-counted in it, and `replay` reads it.
+"""`ucm-bench record` against a real daemon. The file has the lookups and stores but no key, counts
+what was lost, and `replay` reads it.
 
 $UCMD and $UCM_BENCH name other programs than those in build/.
 """
@@ -57,7 +57,8 @@ class Record(Case):
                          [(1, 1, BIG["block_tokens"]), (2, 2, BIG["block_tokens"])])
         self.assertEqual(spaces[0]["block_bytes"], region.size)
         self.assertEqual([line["hash_ids"] for line in lines if "hash_ids" in line],
-                         [[0, 1, 2], [0, 1, 3], [4], [0, 5], [0, 5]])  # of another namespace, it is another block
+                         # in another namespace it is another block
+                         [[0, 1, 2], [0, 1, 3], [4], [0, 5], [0, 5]])
         self.assertEqual([line["dumped_ids"] for line in lines if "dumped_ids" in line], [[0, 1, 2]])
         self.assertEqual([line["each_ids"] for line in lines if "each_ids" in line], [[3]])
         self.assertEqual([line["tenant"] for line in lines if "hash_ids" in line], [1, 1, 2, 1, 1])

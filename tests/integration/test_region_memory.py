@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Pages of a client's memory that do not exist, or that the client takes away later: the kernel charges a new page to the process
-that touches it first, so the daemon makes none."""
+"""Pages of a client's memory that do not exist, or that the client takes away later. The kernel
+charges a new page to the process that touches it first, so the daemon makes none."""
 
 import ctypes
 import fcntl
@@ -41,7 +41,8 @@ def punch(fd, offset, size):
 
 
 class Holder:
-    """A client's thread that holds its file's lock: it writes to it from a page that nobody fills."""
+    """A client's thread that holds its file's lock: it writes to the file from a page that nobody
+    fills."""
 
     def __init__(self, fd, offset):
         libc = ctypes.CDLL(None, use_errno=True)
@@ -177,7 +178,8 @@ class Memory(Case):
         self.assertFalse([holder for holder in holders if holder.done.is_set()])
 
     def test_a_tenant_that_punches_holds_up_no_other(self):
-        """While the punch goes on, whoever touches the memory waits: more copies than there are threads."""
+        """While the punch goes on, each thread that touches the memory waits. There are more copies
+        than threads."""
         if os.geteuid() != 0:
             self.skipTest("being several users needs root")
         bystander, client, blocks = self.client(uid=1000), self.client(uid=1001), (1 << 30) // LAYER
@@ -204,7 +206,7 @@ class Memory(Case):
         self.fail("no copy of another tenant's ended while the punch went on")
 
     def test_a_tenant_whose_file_ends_holds_up_no_other(self):
-        """With the last mapping of a file all its pages go."""
+        """All pages of a file go with its last mapping."""
         if os.geteuid() != 0:
             self.skipTest("being several users needs root")
         bystander, client = self.client(uid=1000), self.client(uid=1001)

@@ -32,7 +32,7 @@ static void close_host(void)
 
 TestSuite(restart, .fini = close_host, .timeout = 90);
 
-/* A restart with a new connection, when all that can be found has been. */
+/* A restart with a new connection. Returns when the daemon has found all that it can find. */
 static void restart(void (*stop)(struct host *h), const struct worker_options *o)
 {
     worker_close(&w);
@@ -110,7 +110,7 @@ Test(restart, without_its_names_the_cache_is_empty_and_works)
     worker_expect(&w, 0, BLOCKS);
 }
 
-/* A torn record in front: what comes later is appended after the last whole one. */
+/* There is a torn record in front. Later ones are appended after the last whole one. */
 Test(restart, damaged_names_are_passed_over)
 {
     char path[128], junk[4096];
@@ -164,7 +164,7 @@ Test(restart, what_was_acknowledged_as_durable_is_there_after_a_kill)
     restart(stop_kill, NULL);
     worker_expect(&w, 0, BLOCKS);
     cr_expect_eq(metric(w.client, "nvme_syncs"), 0u);
-    /* what is there already is made durable as well */
+    /* blocks that are there already are made durable as well */
     worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_EXISTS);
     cr_expect_geq(metric(w.client, "nvme_syncs"), 1u);
     worker_store(&w, 100, BLOCKS);
@@ -222,7 +222,7 @@ Test(restart, a_checkpoint_needs_no_slot_header)
     restart(stop_clean_and_wipe, NULL);
     cr_expect_eq(metric(w.client, "nvme_recovered_parts"), BLOCKS);
     worker_expect(&w, 0, BLOCKS);
-    /* the next one is written from what the last one said */
+    /* the next checkpoint is written from the last one */
     restart(stop_clean, NULL);
     worker_expect(&w, 0, BLOCKS);
 }
@@ -272,7 +272,7 @@ Test(restart, the_tail_after_a_checkpoint_is_scanned)
     worker_expect(&w, 500, BLOCKS);
 }
 
-/* Written while the daemon serves, when enough has been stored. */
+/* A checkpoint is written while the daemon serves, when enough has been stored. */
 Test(restart, a_running_daemon_writes_checkpoints)
 {
     open_host();
@@ -331,7 +331,7 @@ Test(restart, the_checker_reads_what_the_daemon_wrote)
     worker_open(&w, &host, &(struct worker_options){0});
 }
 
-/* The file is full: recovered segments are reclaimed like others. */
+/* The file is full. Recovered segments are reclaimed like others. */
 Test(restart, a_full_file_goes_on)
 {
     uint32_t found = 0;

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""Summaries and sequences against a real daemon, through second_client.py: what it builds is compared with the numpy of
-tests/reference/sparse/methods.py; other connections, evictions, damage, and what hostile clients send."""
+"""Summaries and sequences against a real daemon, through second_client.py. The summaries that it
+builds are compared with the numpy of tests/reference/sparse/methods.py. Also other connections,
+evictions, damage, and hostile clients."""
 
 import faulthandler
 import hashlib
@@ -87,7 +88,7 @@ class Summaries(Retrieval):
         raw = self.read_summaries(client, derived, methods.summary_bytes(spec_of("mean")), 20)
         right = methods.pack(spec_of("mean"), methods.build(spec_of("mean"), kv[:, 1, 0]))
         np.testing.assert_array_equal(raw[:, 1], right)
-        client.close()  # nobody wants them any more
+        client.close()  # no request needs them any more
         self.until(lambda: worker.metrics()["connections"] == 1)
         region = Region(worker, worker.open(dict(IDENTITY, model=self.id())), IDENTITY, 1)
         builds = worker.metrics()["summaries_built"]

@@ -105,7 +105,7 @@ class Pressure(Retrieval):
     options = {"arena.size": "4MiB", "nvme": True}
 
     def test_sequences_under_arena_pressure(self):
-        """What sequences hold stays, while everything else comes and goes."""
+        """Blocks that sequences hold stay, while all others come and go."""
         client, ns, region, _ = self.stored(60)
         derived = self.summaries(client, ns)
         sequence, answer = self.sequence(client, derived, range(60), build=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Selections against a real daemon, through second_client.py: what it chooses is compared with the numpy of
-tests/reference/sparse/methods.py; bounds, prefetches, and what hostile clients send."""
+"""Selections against a real daemon, through second_client.py. Its choices are compared with the
+numpy of tests/reference/sparse/methods.py. Also bounds, prefetches, and hostile clients."""
 
 import faulthandler
 import os
@@ -45,7 +45,7 @@ class Selections(Retrieval):
         answer = self.select(client, sequence, q, policy=1, eps=0.6, beta_m=1.0, sink_blocks=1, recent_blocks=1)
         right = [methods.choose_mass(row, 0.6, 1.0, 1, 1) for row in scores]
         for blocks, best in zip(lists_of(answer), right):
-            self.assertLessEqual(abs(len(blocks) - len(best)), 1)  # numpy's exp is another one
+            self.assertLessEqual(abs(len(blocks) - len(best)), 1)  # numpy's exp differs
             self.assertGreaterEqual(len(set(blocks) & set(best.tolist())), len(best) - 1)
         summed = self.select(client, sequence, q, reduce=2, heads=1, min_blocks=5, scores=True)
         self.assertEqual([len(blocks) for blocks in lists_of(summed)], [5])

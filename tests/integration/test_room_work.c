@@ -1,6 +1,6 @@
-/* Requests larger than DRAM: what making room costs grows with their keys and no faster, and a
- * client alongside them gets on. Work is counted in blocks looked at for eviction, not in
- * seconds. */
+/* Requests larger than DRAM: the work of making room grows with their keys and no faster, and a
+ * client alongside them gets on. Work is counted in blocks looked at for eviction, not in seconds.
+ */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>
@@ -114,8 +114,8 @@ Test(room_work, a_load_larger_than_dram)
     }
 }
 
-/* Written back while it is stored: blocks that wait for that are met and must not be met again
- * and again. */
+/* The dump is written back while it is stored. A search meets blocks that wait for that, and must
+ * not meet them again and again. */
 Test(room_work, a_dump_larger_than_dram)
 {
     open_host();

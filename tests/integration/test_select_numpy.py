@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""The scores of many blocks and the choices of kernels/sparse against the independent numpy of tests/reference/sparse/methods.py: every
-method, reduce and way of joining heads, on every instruction set; ties, NaN, infinities and windows."""
+"""The scores of many blocks and the choices of kernels/sparse against the independent numpy of
+tests/reference/sparse/methods.py. Every method, reduce and way of joining heads, on every
+instruction set. Ties, NaN, infinities and windows."""
 
 import ctypes
 import itertools
@@ -37,7 +38,7 @@ assert LIB.test_choose_spec_bytes() == ctypes.sizeof(ChooseSpec)
 
 class Scores(unittest.TestCase):
     def summaries_of(self, m, n, rng):
-        """n random blocks, some heads of them poisoned: their summaries by numpy."""
+        """Summaries by numpy of n random blocks, some heads of which are poisoned."""
         K = rng.standard_normal((n, m.tokens, m.kv_heads, m.head_dim)).astype(np.float32)
         K *= np.exp(rng.standard_normal((n, 1, m.kv_heads, 1))).astype(np.float32)
         K[rng.random(n) < 0.1, 3, rng.integers(m.kv_heads), 7] = np.nan

@@ -1,11 +1,13 @@
-/* NVMe below DRAM: what left DRAM comes back, and once for all who load it at the same time. */
+/* NVMe below DRAM: a block that left DRAM comes back, and only once for all workers that load it at
+ * the same time. */
 /* Sanitizers: address, thread */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
-/* Twice the arena goes in: what left DRAM must come back from NVMe, and every byte be right. */
+/* Twice the arena goes in. Blocks that left DRAM must come back from NVMe, with every byte right.
+ */
 Test(serve, keeps_more_than_the_arena_holds, .timeout = 120)
 {
     struct host h = {.nvme = true};
@@ -34,7 +36,8 @@ Test(serve, keeps_more_than_the_arena_holds, .timeout = 120)
     host_remove(&h);
 }
 
-/* With MLA one part holds a block, and every rank loads it: at once, while it is only on NVMe. */
+/* With MLA one part holds a block, and every rank loads it. They do so at once, while it is only on
+ * NVMe. */
 Test(serve, reads_once_what_every_rank_loads)
 {
     struct host h = {.nvme = true};

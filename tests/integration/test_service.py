@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""What a service manager and an operator's hand rely on: readiness, socket activation, watchdog, signals, exit status,
-and that two daemons never share a socket or a cache file."""
+"""What a service manager and an operator rely on: readiness, socket activation, watchdog, signals,
+exit status. Two daemons never share a socket or a cache file."""
 
 import ctypes
 import os
@@ -116,7 +116,7 @@ class Service(unittest.TestCase):
             os.set_inheritable(3, True)
             os.environ["LISTEN_PID"] = str(os.getpid())
 
-        # LISTEN_PID must be the daemon's own: a shell sets it and becomes the daemon.
+        # LISTEN_PID must be the daemon's own, so a shell sets it and becomes the daemon.
         script = 'LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" "$@"'
         daemon = subprocess.Popen(["/bin/sh", "-c", script, UCMD, "--set", "socket=" + self.socket, *SMALL],
                                   preexec_fn=lambda: (die_with_parent(), pass_it()), pass_fds=(3,),
@@ -162,7 +162,7 @@ class Service(unittest.TestCase):
         self.assertEqual(run("extra").returncode, 2)
 
     def refused_alike(self, text, line, says):
-        """--check and the start refuse this with the same words, and leave nothing behind."""
+        """--check and the start refuse this with the same words, and leave no files."""
         with open(self.dir + "/ucmd.yaml", "w") as config:
             config.write(text)
         words = [UCMD, "--config", self.dir + "/ucmd.yaml", "--set", "socket=" + self.socket, *SMALL]

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""Two daemons over one directory that they share, through second_client.py: what one stores the other finds and loads, and
-what is not there any more, or is not what it should be, is a miss. The other host is a second daemon here.
+"""Two daemons over one directory that they share, through second_client.py. Each finds and loads
+what the other stores. A file that is gone, or is not what it should be, is a miss. The other host
+is a second daemon here.
 """
 
 import faulthandler
@@ -21,7 +22,7 @@ class Halves:
         return path
 
     def mended(self, host, lost):
-        """A dump stores what a root has lost, and a third host loads all."""
+        """A dump stores the part that a root has lost, and a third host loads all."""
         bytes_of = [[region.fill(block) for block in range(6)] for region in host.regions]
         for region in host.regions:
             self.assertLessEqual(set(region.dump(range(6), range(6))), {OK, EXISTS})

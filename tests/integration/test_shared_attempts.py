@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""A compromised backend of a real daemon's, of the daemon's own user, tries all that it may think of on others (attempts.py): each try is
-refused, the daemon is what it was, and nothing of the backend outlives it."""
+"""A compromised backend of a real daemon, run by the daemon's own user, attacks other processes in
+many ways (attempts.py). Each try is refused, the daemon is unchanged, and nothing of the backend
+outlives it."""
 
 import json
 import os
@@ -115,7 +116,7 @@ all = []
 while True:
     all.append(bytearray(b'x') * (1 << 20))
 """
-# What is read-only memory= does not count any more.
+# memory= no longer counts memory that has become read-only.
 HUNGRY_FOR_MORE = """#!/usr/bin/python3
 import ctypes
 libc, size = ctypes.CDLL(None), ctypes.c_size_t(1 << 20)

@@ -79,7 +79,7 @@ class Backends(SharedCase):
         self.assertEqual(os.readlink(f"/proc/{pid}/cwd"), "/")
 
     def program(self, *first):
-        """The directory backend, behind lines of Python."""
+        """The directory backend, started by lines of Python."""
         program = os.path.join(self.directory, "program.py")
         with open(program, "w") as f:
             f.write("".join(first) + f"os.execv({DIRECTORY!r}, {[DIRECTORY, self.directory]!r})\n")
@@ -128,7 +128,7 @@ class Backends(SharedCase):
         self.assertEqual(other.loaded(self.right), 8)
 
     def poke(self, host):
-        """Asks the root, which starts a process when the pause is over."""
+        """Asks the root, which starts a process once the pause is over."""
         host.look(time.time_ns() % 10**9, per_key=True)
         return False
 

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""The daemon's end while a directory hangs: in time, with everything else saved, and the next one starts."""
+"""The daemon ends while a directory hangs: in time, and with everything else saved. Then the next
+daemon starts."""
 
 import contextlib
 import faulthandler
@@ -48,7 +49,8 @@ class Hangs(OwnDaemons, Case):
         return client.call("stats")["shared_roots"][0]
 
     def well(self, client):
-        """The first health check is over: if it hung, the root would just be down. How often something was late so far."""
+        """Waits until the first health check is over: if it hung, the root would just be down.
+        Returns how many operations were late so far."""
 
         def idle():
             root = self.root_of(client)
@@ -58,7 +60,7 @@ class Hangs(OwnDaemons, Case):
         return self.root_of(client)["timeouts"]
 
     def hung(self, client, region, before):
-        """Operations that do not come back. `before`: what well() said."""
+        """Waits for operations that do not come back. `before`: what well() returned."""
         bytes_of = self.dumped(region, 8)
 
         def late():
@@ -78,7 +80,7 @@ class Hangs(OwnDaemons, Case):
 
     @contextlib.contextmanager
     def hanging(self, client):
-        """Its process does not run."""
+        """While this lasts, the root's process does not run."""
         pid = self.root_of(client)["pid"]
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -97,7 +99,8 @@ class Hangs(OwnDaemons, Case):
         self.assertEqual(region.load([8], [0]), [MISS])
 
     def ends(self, daemon, bytes_of):
-        """In time, with all that is elsewhere saved: shutdown.drain is longer than this waits."""
+        """It ends in time, with everything elsewhere saved. shutdown.drain is longer than this
+        waits."""
         daemon.process.send_signal(signal.SIGTERM)
         self.assertEqual(daemon.process.wait(TIMEOUT_S), 0)
         self.all_is_there(bytes_of)

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""Roots that are Mooncake stores, through real daemons: hosts find each other's blocks; what ends, is evicted or does harm costs hits, and never
-brings a wrong byte. With UCM_MOONCAKE_PYTHON, a Python that has Mooncake's client, the store is real; else the client is played."""
+"""Roots that are Mooncake stores, through real daemons. Hosts find each other's blocks. Ends,
+evictions and harm cost hits, and never bring a wrong byte. With UCM_MOONCAKE_PYTHON, a Python that
+has Mooncake's client, the store is real; otherwise the client is played."""
 
 import faulthandler
 import http.client
@@ -42,7 +43,7 @@ def tearDownModule():
 
 
 def ask(method, path, data=None):
-    """The status and the bytes."""
+    """Returns the status and the bytes."""
     server = http.client.HTTPConnection("127.0.0.1", store["port"], timeout=TIMEOUT_S)
     try:
         server.request(method, f"/{path}", body=data)
@@ -73,7 +74,8 @@ class Stores(OwnDaemons, Case):
         return host.written(range(first, first + BLOCKS))
 
     def written_anew(self, host):
-        """Blocks that a store has taken which took none: such writes are given up, and others follow."""
+        """Blocks that a store takes again after it took none. The daemon gives up the earlier
+        writes, and others follow."""
         first, right = itertools.count(BLOCKS, BLOCKS), {}
 
         def given_up():
@@ -112,7 +114,8 @@ class Stores(OwnDaemons, Case):
         self.assertEqual((reader.root()["backend_ends"], reader.root()["backend_kills"]), (1, 0))
 
     def test_a_purge_says_that_objects_are_left(self):
-        """What docs/shared-tier.md tells an operator to do then takes those of the namespace only."""
+        """The steps that docs/shared-tier.md then tells an operator remove only the namespace's
+        objects."""
         host = self.host()
         right = self.written(host)
         self.identity = dict(self.identity, model="another")
@@ -142,7 +145,8 @@ class Stores(OwnDaemons, Case):
         self.until(lambda: "protocl= is no option, or there twice" in host.daemon.log(), "its line")
 
     def keys_of(self):
-        """The parts of this test in the directory of a played store. Alongside them are a marker, with a name of zeros, and notes."""
+        """The parts of this test in the directory of a played store. The directory also has a
+        marker, with a name of zeros, and notes."""
         directory = os.path.join(store["directory"], "objects")
         return sorted(name.replace("%", "/") for name in os.listdir(directory)
                       if name.startswith(self.prefix) and name.rpartition("%")[2].strip("0-") and "%." not in name)
@@ -205,7 +209,7 @@ class Stores(OwnDaemons, Case):
         self.assertEqual(host.loaded(right), BLOCKS, "DRAM serves meanwhile")
         ask("POST", "begin-master")
         self.until(lambda: host.root()["health"] == "up", "its return")
-        right = self.written_anew(host)  # once the store's process has lent its memory again
+        right = self.written_anew(host)  # once the store's process has given its memory again
         self.assertEqual(self.host().loaded(right), BLOCKS)
         self.assertEqual(host.root()["backend_kills"], 0)
 

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""Roots of the shared tier that are missing, full, read-only, damaged or hung, through real daemons: a root costs its own
-hits only, comes back by itself, and no byte that was not written is ever loaded. What the machine lacks is skipped.
+"""Roots of the shared tier that are missing, full, read-only, damaged or hung, through real
+daemons. A root costs its own hits only, and comes back by itself. No byte is ever loaded that was
+not written. Tests are skipped if the machine lacks what they need.
 """
 
 import contextlib
@@ -40,8 +41,8 @@ class RootsCase(SharedCase):
             os.mkdir(root)
 
     def over(self, roots, blocks=64, **options):
-        """A host over these words of shared.roots. No storage hangs here, so deadlines are such as a busy machine meets: a
-        write that misses its deadline is dropped."""
+        """A host over these words of shared.roots. No storage hangs here, so a busy machine can
+        meet the deadlines. A write that misses its deadline is dropped."""
         words = {"shared.roots": ",".join(roots)} if isinstance(roots, list) else roots
         options = {"shared.lookup_timeout": "10s", "shared.timeout": "30s", "shutdown.drain": "2s", **options}
         self.hosts.append(Host("", self.identity, blocks, **{**words, **options}))
@@ -62,7 +63,8 @@ class RootsCase(SharedCase):
         self.until(lambda: all(host.shared(name) == "ready" for name in names), "their writing")
 
     def good(self, host, bytes_of):
-        """The names that it loads; of these no byte is wrong, and of the others none came."""
+        """Returns the names that it loads. Checks that those have no wrong byte, and that no byte
+        of the others came."""
         region, found = host.regions[0], []
         for name, right in bytes_of.items():
             before = region.fill(0)
@@ -213,7 +215,8 @@ class Trusted(RootsCase):
                 file.write(data)
         self.assertEqual(self.good(other, old), [])
         self.assertGreater(other.metrics()["shared_damaged"], 0)
-        removed = [paths[name] for name in ("flipped", "header", "zeros", "swapped")]  # the others, of wrong lengths, when a write finds them
+        # files of wrong lengths go when a write finds them
+        removed = [paths[name] for name in ("flipped", "header", "zeros", "swapped")]
         self.until(lambda: not any(map(os.path.exists, removed)), "their removal")
         new = self.dumped(other, ways)
         third = self.over(self.roots[:1])
@@ -237,7 +240,8 @@ class Trusted(RootsCase):
         self.assertEqual(region.dump([0], [0]), [OK])
         self.until(lambda: len(block_files(self.roots[0])) == 4, "its own file")
         path = next(path for path in block_files(self.roots[0]) if path not in mine)
-        # Under the name of the other tenant's file, where only that one looks, it still gets nothing of this tenant.
+        # The file lies under the name of the other tenant's file, where only that tenant looks.
+        # That tenant still gets no byte of it.
         shutil.copy(next(file for file in mine if keys(0).hex() in file), path)
         client.call("evict", ns=ns, keys=keys(0), tier=1)
         client.call("lookup", ns=ns, keys=keys(0), shared=True)
@@ -363,7 +367,8 @@ class Room(RootsCase):
 
 
 class HungDirectory(RootsCase):
-    """A mount over the root that answers nothing: what is in DRAM is served, health says why, and the daemon ends."""
+    """A mount over the root answers nothing. Blocks in DRAM are served, health says why, and the
+    daemon ends."""
 
     def hung(self, takes):
         try:
@@ -383,7 +388,7 @@ class HungDirectory(RootsCase):
         super().tearDown()
 
     def serves_beside(self, host, bytes_of):
-        self.dumped(host, [f"hangs {i}" for i in range(8)])  # their writes find that out
+        self.dumped(host, [f"hangs {i}" for i in range(8)])  # their writes find that the root hangs
         self.until(lambda: self.health(host) == "down", "its health")
         health = host.client.call("health")
         self.assertEqual(health["status"], "degraded")
@@ -394,7 +399,7 @@ class HungDirectory(RootsCase):
 
     def begun(self):
         host = self.over(self.roots[:1], **{"shared.timeout": "1s", "shared.lookup_timeout": "100ms", "shared.threads": "4"})
-        # A write that takes a busy disk longer than shared.timeout is given up.
+        # A write that takes longer than shared.timeout on a busy disk is given up.
         for first in range(0, 400, 4):
             names = range(first, first + 4)
             bytes_of = self.dumped(host, names)
@@ -435,7 +440,7 @@ class HungDirectory(RootsCase):
 
 @unittest.skipIf(hosts.why_not(), hosts.why_not())
 class Hung(unittest.TestCase):
-    """nfs-ganesha that is stopped is a server that hangs: connections stay, nothing is answered."""
+    """A stopped nfs-ganesha is a server that hangs: connections stay, and nothing is answered."""
 
     def setUp(self):
         self.identity = dict(DEMO, model=self.id())
@@ -456,8 +461,8 @@ class Hung(unittest.TestCase):
         return answer, time.monotonic() - began
 
     def written(self, client, ns, region):
-        """Names of eight blocks on the root, and their bytes. A write that takes a busy machine longer than shared.timeout is given up, and
-        others are dumped then."""
+        """Names of eight blocks on the root, and their bytes. On a busy machine a write may take
+        longer than shared.timeout and be given up. Then other blocks are dumped."""
         def ready(names):
             return all(client.call("inspect", ns=ns, key=keys(name))["parts"][0]["shared"] == "ready" for name in names)
 

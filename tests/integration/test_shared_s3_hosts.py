@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""Roots that are buckets, through real daemons and OpenStack Swift: hosts find each other's blocks; a server or a network that does
-harm costs hits, and never brings a wrong byte; credentials change while they are in use."""
+"""Roots that are buckets, through real daemons and OpenStack Swift. Hosts find each other's blocks.
+A harmful server or network costs hits, and never brings a wrong byte. Credentials change while they
+are in use."""
 
 import faulthandler
 import os
@@ -93,7 +94,7 @@ class Buckets(OwnDaemons, Case):
         asked(*["PUT"] * cost["AGAIN_PUT"] * BLOCKS, *["HEAD"] * cost["AGAIN_HEAD"] * BLOCKS)
 
     def certificate(self):
-        """A file with a key, and one with what clients trust."""
+        """A file with a key, and one with the certificates that clients trust."""
         made, trusted = os.path.join(self.directory, "server.pem"), os.path.join(self.secret, "ca.pem")
         subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj",
                         "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", made, "-out", trusted],

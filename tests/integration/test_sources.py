@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Only one file each makes and checks spans, which name bytes of slots, and the copies that devices run. And
-the core includes no feature's header."""
+"""Only one file makes and checks spans, which name bytes of slots. Only one does so for the copies
+that devices run. And the core includes no feature's header."""
 
 import glob
 import os
@@ -26,7 +26,8 @@ def sources():
 
 
 def span_writes(text):
-    """Fields that the file writes, and values that it makes, of variables that it declares as spans or as pointers to them."""
+    """Places where the file writes fields of its variables that are spans or pointers to spans, or
+    makes values of them."""
     found = re.findall(r"\(struct span\)\s*\{", text)
     names = set()
     for variables, parameter in re.findall(r"struct span\s+(?:([\w\s*,\[\]]*);|\**(\w+))", text):
@@ -49,7 +50,7 @@ class Sources(unittest.TestCase):
         self.check({path: re.findall(r"\barena_memory\s*\(", text) if not path.startswith(MEMORY) else [] for path, text in sources()}, SPANS)
 
     def test_items_of_jobs_are_written_by_one_file(self):
-        """What a GPU's module hands to it are copies of those, and items of its own measurements."""
+        """The GPU's module passes on copies of those items, and items of its own measurements."""
         self.check({path: re.findall(rf"\(struct ucm_copy_item\)\s*\{{|\bitems\[[^]]*\](?:\.\w+)?\s*=(?!=)", text)
                     for path, text in sources() if not path.startswith("daemon/cuda/")}, ITEMS)
 

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""ucmclient.sparse.cuda: its checks with tensors that only say where they lie, and, where torch has a GPU, its summaries
-and choices against those of the CPU, a captured graph, and the example over a real daemon."""
+"""ucmclient.sparse.cuda: its checks, with tensors that only say where they lie. Where torch has a
+GPU: its summaries and choices against those of the CPU, a captured graph, and the example over a
+real daemon."""
 
 import ctypes
 import unittest
@@ -16,7 +17,7 @@ TOKENS, HEADS, DIM, BLOCKS = 16, 2, 64, 300
 
 
 class Library:
-    """Takes what a launch was given."""
+    """Records the arguments of a launch."""
 
     def __init__(self):
         self.launches, self.closed = [], 0

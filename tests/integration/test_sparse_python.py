@@ -167,7 +167,8 @@ class Selections(Case):
                         self.assertEqual(plain(sequence.select(layer, q, choose, score)), plain(here))
 
     def test_the_reduce_that_is_not_named(self):
-        """softmax for top k of logits; max for hashes, normalised means, distances and mass."""
+        """The default is softmax for the top k of logits, and max for hashes, normalised means,
+        distances and mass."""
         worker, q = self.worker(), query(3)
         logits = sparse.TopK(topk_tokens=100)
         for summary in METHODS:
@@ -290,7 +291,7 @@ class Selections(Case):
 
     def test_a_tensor_like_torchs(self):
         class Torch:
-            """What of a tensor of torch is used."""
+            """The part of torch's tensors that is used."""
 
             def __init__(self, array, dtype, device="cpu"):
                 self.array, self.dtype, self.shape = array, dtype, array.shape
@@ -449,7 +450,7 @@ class Restart(unittest.TestCase):
             sequence = summaries.sequence(names(), build=True)
             before = plain(sequence.select(0, query()))
             self.start()
-            try:  # the call that notices the break may be told of it
+            try:  # the call that notices the break may report it
                 worker.ns.lookup_prefix(names())
             except UcmError as error:
                 self.assertTrue(error.away)

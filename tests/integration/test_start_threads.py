@@ -37,7 +37,7 @@ class Threads(unittest.TestCase):
         self.ucmd = shutil.copy(UCMD, self.directory)  # which that user may run
 
     def serves(self, threads):
-        """Whether a daemon with so many threads serves; else it ended and said why."""
+        """Whether a daemon with so many threads serves. If not, it ended and said why."""
         def limited():
             resource.setrlimit(resource.RLIMIT_NPROC, (threads, threads))
             os.setgid(UID)
@@ -63,7 +63,7 @@ class Threads(unittest.TestCase):
         return serves
 
     def test_each_number_of_threads(self):
-        """Whichever module gets none, what the others have made is undone."""
+        """Whichever module gets no thread, the others undo what they have made."""
         self.assertFalse(self.serves(1))
         self.assertTrue(any(self.serves(threads) for threads in range(2, MOST)))
 

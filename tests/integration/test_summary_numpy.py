@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""The summaries of kernels/sparse against the independent numpy of tests/reference/sparse/methods.py, byte by byte and score by score:
-every method, format and instruction set, GQA and MLA, strides with gaps, poison, zeros, denormals, huge values."""
+"""The summaries of kernels/sparse against the independent numpy of
+tests/reference/sparse/methods.py, byte by byte and score by score. Every method, format and
+instruction set, GQA and MLA. Strides with gaps, poison, zeros, denormals, huge values."""
 
 import ctypes
 import os
@@ -64,7 +65,7 @@ def c_spec(m, dtype, gap=0, k_offset=0):
 
 
 def lay(spec, raw_k, raw_v, seed):
-    """Blocks in memory as the spec says; what it does not name is random."""
+    """Blocks in memory as the spec says; bytes that it does not name are random."""
     s, n = spec.shape, len(raw_k)
     size = raw_k.dtype.itemsize
     stride = s.v_offset + s.tokens * s.v_token_stride + 64
@@ -143,7 +144,7 @@ class Plan:
 
 
 def same(a, b):
-    """Equal bits, but for the sign of zero and what kind of NaN."""
+    """Equal bits, except for the sign of zero and the kind of NaN."""
     return np.array_equal(a, b, equal_nan=True)
 
 
@@ -219,7 +220,8 @@ class Summaries(unittest.TestCase):
 
 class Arithmetic(unittest.TestCase):
     def test_every_f16_and_fp8(self):
-        """Each finite element by itself, as a block of one token whose only channels it is."""
+        """Each finite element by itself: a block of one token, all of whose channels are that
+        element."""
         for dtype, count in (("f16", 65536), ("fp8_e4m3", 256)):
             raw = np.arange(count).astype(np.uint16 if dtype == "f16" else np.uint8)
             raw = raw.view(DTYPES[dtype][1])

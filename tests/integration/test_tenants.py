@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""What tenants are given, against a real daemon: settings of the configuration and of `ucmctl tenant`, kept over restarts and kills; and
-a noisy neighbour, who stores far more than there is, alongside one who has a guarantee.
+"""What tenants get, against a real daemon: settings of the configuration and of `ucmctl tenant`,
+kept over restarts and kills. A noisy tenant stores far more than there is room for, alongside a
+quiet one with a guarantee.
 """
 
 import glob
@@ -31,7 +32,7 @@ class Own(OwnDaemons, Case):
         self.until(lambda: self.grown(client), "all of DRAM")
 
     def grown(self, client):
-        """What is cached may leave while the arena is smaller than it will be."""
+        """Cached blocks may leave while the arena is still growing."""
         metrics = client.metrics()
         return metrics["arena_bytes_total"] == metrics["arena_bytes_configured"]
 
@@ -123,7 +124,8 @@ class Settings(Own):
 
     @unittest.skipUnless(os.geteuid() == 0, "takes other uids")
     def test_what_an_operator_sees(self):
-        """For DRAM, NVMe and the shared tier: use, guarantee and bound; the weight; changed live. What each obtained: test_fairness.py."""
+        """For DRAM, NVMe and the shared tier: use, guarantee and bound; and the weight, changed
+        live. test_fairness.py has what each tenant gets."""
         root = os.path.join(self.directory, "root")
         os.mkdir(root)
         self.start(**{"shared.roots": f"{root} capacity=1GiB", "tenant_settings":
@@ -154,12 +156,13 @@ class Settings(Own):
 
 @unittest.skipUnless(os.geteuid() == 0, "takes other uids")
 class NoisyNeighbour(Own):
-    """The quiet one stores 8 blocks, 4 MiB. The noisy one then stores 200, 100 MiB: six times DRAM."""
+    """The quiet tenant stores 8 blocks, 4 MiB. The noisy tenant then stores 200 blocks, 100 MiB:
+    six times DRAM."""
     quiet = [f"quiet {i}" for i in range(8)]
     noise = [f"noise {i}" for i in range(200)]
 
     def play(self, **more):
-        """How many blocks of the quiet one are still hits in DRAM."""
+        """How many blocks of the quiet tenant are still hits in DRAM."""
         self.start(**more)
         client, ns, region = self.worker(QUIET)
         self.store(region, self.quiet)
@@ -182,7 +185,8 @@ class NoisyNeighbour(Own):
         self.assertGreater(self.tenants()["noisy"]["dram_bytes"], 10 * MIB)
 
     def below(self, **more):
-        """The same of NVMe, which the noisy one fills three times; then both are read from there by an engine."""
+        """The same on NVMe, which the noisy tenant fills three times. Then an engine reads blocks
+        of both from there."""
         self.start(**more)
         client, ns, region = self.worker(QUIET)
         self.store(region, self.quiet)
@@ -216,7 +220,8 @@ class NoisyNeighbour(Own):
         self.until(lambda: 0 < self.tenants()["noisy"]["nvme_bytes"] <= 8 * MIB, "what recovery found gives way")
 
     def test_a_guarantee_leaves_room_for_blocks_of_another_size(self):
-        """Each slab of 1 MiB has one block of the quiet one and one of the noisy one, so half of DRAM is guaranteed, and all of its slabs are mixed."""
+        """Each slab of 1 MiB has one block of the quiet tenant and one of the noisy one. So half of
+        DRAM is guaranteed, and all slabs are mixed."""
         self.start(tenant_settings=f"quiet dram.min={16 * BLOCK}")
         client, ns, region = self.worker(QUIET)
         noisy, noisy_ns, noise = self.worker(NOISY)
@@ -250,7 +255,8 @@ class NoisyNeighbour(Own):
 
 @unittest.skipUnless(os.geteuid() == 0, "takes other uids")
 class SharedRoot(Own):
-    """Two hosts over one directory. The quiet one's files are the oldest, and only the first host has ever seen its namespace; the other collects."""
+    """Two hosts over one directory. The quiet tenant's files are the oldest. Only the first host
+    has ever seen its namespace; the other collects garbage."""
     def files(self):
         return [os.path.join(at, name) for at, _, names in os.walk(self.root) for name in names
                 if len(name) > 64 and not name.startswith((".", "0" * 32))]
@@ -262,7 +268,8 @@ class SharedRoot(Own):
                 os.utime(path, (time.time() - days * 86400,) * 2)
 
     def play(self, blocks, **more):
-        """How many files the quiet one of 8 and the noisy one of 40 have after a collection."""
+        """How many of the quiet tenant's 8 files and the noisy tenant's 40 are left after a
+        collection."""
         self.root = tempfile.mkdtemp(prefix="shared.")
         self.addCleanup(shutil.rmtree, self.root, ignore_errors=True)
         os.makedirs(os.path.join(self.root, "blocks"))

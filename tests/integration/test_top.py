@@ -37,7 +37,7 @@ class Terminal:
         fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def until(self, pattern):
-        """What came since the last call, up to what matches."""
+        """The output since the last call, up to what matches."""
         deadline = time.monotonic() + 60
         while True:
             found = re.search(pattern, self.text, re.S)
@@ -109,7 +109,8 @@ class Top(unittest.TestCase):
         self.assertGreater(tenant["lookup"]["count"], 0)
         self.assertLessEqual(tenant["load"]["p50_us"], tenant["load"]["p99_us"])
         self.assertEqual((ns["model"], ns["tenant"]), ("of the test", tenant["tenant"]))
-        # Only this namespace loads: the sums agree, but for what ended between the two calls of a sample.
+        # Only this namespace loads. The sums agree, except for loads that ended between the two
+        # calls of a sample.
         self.assertAlmostEqual(ns["load_bytes_per_second"] / busy["load_bytes_per_second"], 1, delta=0.5)
 
     def test_without_a_terminal_it_prints_one_frame(self):
@@ -161,7 +162,8 @@ class Top(unittest.TestCase):
         self.ended(terminal, -signal.SIGINT)
 
     def test_it_stops_and_goes_on(self):
-        """Its process group is orphaned here, where the kernel ignores SIGTSTP: what it does before and after counts."""
+        """Its process group is orphaned here, so the kernel ignores SIGTSTP. The test checks what
+        it does before and after."""
         terminal = self.live()
         terminal.process.send_signal(signal.SIGTSTP)
         terminal.until(re.escape(LEAVE))
@@ -184,12 +186,13 @@ class Top(unittest.TestCase):
 
 
 class Frames(unittest.TestCase):
-    """What happened between two samples, in as few fields as a frame needs."""
+    """The changes between two samples, in as few fields as a frame needs."""
 
     script = script_of("client/ctl/ucmctl-top")
 
     def sample(self, ms, keys=0, hits=0, loaded=0, slow=0, instance="i"):
-        """slow: lookups of 8 ms; 92 of 1 us besides. Of three namespaces each has loaded half as much as the one before it."""
+        """slow: how many lookups took 8 ms; 92 others took 1 us. Each of three namespaces has
+        loaded half as much as the one before it."""
         names = ("requests_total", "requests_busy", "requests_active", "lookups", "dump_bytes", "arena_evicted_blocks", "arena_evicted_lost",
                  "nvme_read_bytes", "nvme_written_bytes", "slot_waiters", "slot_wait_oldest_us", "arena_bytes_used", "arena_bytes_total")
         metrics = dict.fromkeys(names, 0) | {"lookup_keys": keys, "lookup_hits": hits, "load_bytes": loaded}

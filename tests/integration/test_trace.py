@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""`trace` and `ucmctl trace` against a real daemon: permissions, which requests are chosen, what is in the file, and
-that a slow read shows as the longest span of its load.
+"""`trace` and `ucmctl trace` against a real daemon: permissions, which requests are chosen, and
+what is in the file. A slow read shows as the longest span of its load.
 
 $UCMD and $UCMCTL name other programs than those in build/.
 """
@@ -59,7 +59,8 @@ class Traces(Case):
         return path
 
     def traced(self, work, *words):
-        """Runs work while ucmctl traces, and ends that by a signal. Returns the file and what ucmctl said."""
+        """Runs work while ucmctl traces, and ends the trace by a signal. Returns the file and what
+        ucmctl printed."""
         path = self.file()
         process = self.ctl("--out", path, "--seconds", "60", *words)
         self.until(lambda: os.path.exists(path) or process.poll() is not None, "ucmctl's trace")
@@ -71,7 +72,7 @@ class Traces(Case):
             return json.load(file), said
 
     def check_rows(self, trace):
-        """Events of one row lie inside each other or apart."""
+        """Events of one row are nested or apart."""
         rows = {}
         for event in trace["traceEvents"]:
             if event["ph"] == "X":
@@ -190,8 +191,8 @@ class Trace(Traces):
         region.dump(range(3), range(3))
         client.call("lookup", ns=ns, keys=keys(0, 1, 2, 3))
         client.call("lookup", ns=ns, keys=keys(7), per_key=True)
-        region.load([0], [0])  # says nothing that the lookup did not
-        region.call("load_prefix", [0, 1, 8], range(3))  # which is one, too
+        region.load([0], [0])  # adds nothing to what the lookup told
+        region.call("load_prefix", [0, 1, 8], range(3))  # which is a lookup, too
         found = self.records(operator)
         self.assertEqual([(record["method"], record["keys"], record["per_key"]) for record in found],
                          [("dump", keys(0, 1, 2), False), ("lookup", keys(0, 1, 2, 3), False), ("lookup", keys(7), True),
@@ -199,7 +200,8 @@ class Trace(Traces):
         self.assertEqual((found[1]["block_bytes"], found[1]["block_tokens"]), (region.size, BIG["block_tokens"]))
 
     def test_keys_come_once(self):
-        """The spans of a dump's first layer and first part; the others have the same."""
+        """Only the spans of a dump's first layer and first part have keys. The other layers and
+        parts have the same."""
         identity = dict(DEMO, model=self.id(), parts=2, layers=[2, 2])
         client, operator = self.client(), self.client()
         ns = client.open(identity)

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""ucmclient.engine.trtllm against a real daemon, in an engine that is driven as TensorRT-LLM's executor drives a connector. TensorRT-LLM's classes are
-played, by what its source of commit 035ab91 (connectors/kv_cache_connector.py) says of them."""
+"""ucmclient.engine.trtllm against a real daemon, driven as TensorRT-LLM's executor drives a
+connector. TensorRT-LLM's classes are played, by its source of commit 035ab91
+(connectors/kv_cache_connector.py)."""
 
 import abc
 import contextlib
@@ -90,8 +91,9 @@ class Request:
 
 
 class Engine:
-    """Ranks of one engine, of which rank 0 has the scheduler. chunk: tokens of a prompt that a step computes. doubtful: ranks that don't know which
-    weights they have read, of a model that has no revision."""
+    """Ranks of one engine, of which rank 0 has the scheduler. chunk: tokens of a prompt that a step
+    computes. doubtful: ranks of a model without a revision that don't know which weights they have
+    read."""
 
     def __init__(self, socket, ranks=1, chunk=1000, model="m", args=(), doubtful=None, **settings):
         import json
@@ -237,7 +239,8 @@ class TensorRT(Case):
         self.assertEqual((c.generate(tokens), c.loaded), (right(tokens), 20))
 
     def test_fewer_blocks_than_offered(self):
-        """An engine that takes a part of the offer computes the rest, in chunks; nothing is stored before it is computed."""
+        """An engine that takes a part of the offer computes the rest, in chunks. No block is stored
+        before it is computed."""
         a, b, c, tokens = self.engine(), self.engine(chunk=4), self.engine(), list(range(40))
         a.generate(tokens[:20])
         for honoured in (0, 8):
@@ -261,7 +264,8 @@ class TensorRT(Case):
         self.assertEqual(again.loaded, 12)
 
     def test_adapters_are_known_by_their_files(self):
-        """Not by their numbers, which mean another adapter in another engine, and not by a path under which other weights lie now."""
+        """Adapters are not known by their numbers, which mean other adapters in another engine. Nor
+        by a path under which other weights lie now."""
         tokens, directory = list(range(13)), tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, directory)
 
@@ -296,7 +300,8 @@ class TensorRT(Case):
             self.assertEqual(engine.loaded, loaded)
 
     def test_ranks_in_doubt_share_with_each_other(self):
-        """An engine that may have other weights than its files still finds what it stored itself, with all its ranks; no other one does."""
+        """An engine that may have other weights than its files still finds what it stored itself,
+        with all its ranks. No other engine does."""
         tokens = list(range(13))
         for doubtful in ((0,), (1,), (0, 1), ()):
             first, second = (self.engine(ranks=2, revision=None, model=f"{doubtful}", doubtful=doubtful) for _ in range(2))
@@ -305,7 +310,8 @@ class TensorRT(Case):
             self.assertEqual((second.generate(tokens), second.loaded), (right(tokens, 2), 0 if doubtful else 12), doubtful)
 
     def test_pauses_and_pages_that_others_get(self):
-        """A request loses its pages in the midst, and another one gets them in the next step: the stored bytes are the computed ones."""
+        """A request loses its pages midway, and another one gets them in the next step. The stored
+        bytes are the computed ones."""
         a, tokens = self.engine(chunk=8), list(range(37))
         for told in (False, True):
             request = a.add(tokens)
@@ -315,7 +321,7 @@ class TensorRT(Case):
             other = a.generate([500 + i for i in range(37)])
             self.assertEqual(other, right([500 + i for i in range(37)]))
             a.allocate(request)
-            if not told:  # as older versions: it comes back as one that is known
+            if not told:  # as in older versions, it comes back as a known request
                 request.told = (1, 0)
             a.running.append(request)
             while request.computed < len(tokens):

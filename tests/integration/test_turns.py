@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""The order of service if clients send more than the daemon's event loop can answer: connections and tenants take turns, and no pause of the daemon is
-charged to anybody."""
+"""The order of service if clients send more than the daemon's event loop can answer. Connections
+and tenants take turns, and nobody is charged for a pause of the daemon."""
 
 import functools
 import os
@@ -25,7 +25,8 @@ def tiny(n):
 
 @unittest.skipUnless(os.geteuid() == 0, "being several users needs root")
 class Turns(Stopping, Case):
-    """Connections take turns, and tenants do: counted in requests, by what the daemon has received when it answers."""
+    """Connections and tenants take turns. That is counted in requests, by how many the daemon has
+    received when it answers."""
 
     def setUp(self):
         self.operator = self.client()
@@ -50,8 +51,8 @@ class Turns(Stopping, Case):
         return [msgpack.unpackb(client.receive(), raw=False)[1] for _ in range(n)]
 
     def ahead(self, uids, connections, data=None, size=None):
-        """How many of a flood's requests are received before one that came after all of them; and how many there were. data: frames of that
-        size."""
+        """How many of a flood's requests the daemon receives before one that came after all of
+        them; and how many there were. data: frames of that size."""
         flood = [self.client(uid=uids[i % len(uids)]) for i in range(connections)]
         data, queued = data or tiny(20000), []
         size = size or len(data) // 20000
@@ -77,7 +78,7 @@ class Turns(Stopping, Case):
         size = len(data) // 20000
         for _ in range(4):  # in half of these it serves the other one
             busy, one = [self.client(uid=1002), self.client(uid=1001)], self.client(uid=1002)
-            # More than a fast machine serves within what a pause is charged at most.
+            # More than a fast machine serves in the longest pause that is charged.
             flood, before, sent = [self.client(uid=1001) for _ in range(24)], self.received(), []
             self.stopped(lambda: sent.extend(self.fill(each, data) // size for each in busy))
             self.answered(busy[0], 1)
@@ -97,13 +98,13 @@ class Turns(Stopping, Case):
         return next(h["count"] for h in histograms if h["name"] == "loop_iteration")
 
     def sleeps(self):
-        """Whether the event loop hardly turns for a while."""
+        """Whether the event loop hardly runs for a while."""
         before = self.turns()
         time.sleep(0.3)
         return self.turns() - before < 300
 
     def test_the_end_of_a_peer_that_reads_nothing_is_told_once(self):
-        """It leaves answers unread, so the daemon leaves its last requests in the socket."""
+        """The peer leaves answers unread, so the daemon leaves its last requests in the socket."""
         client = self.client(uid=1001)
         data = b"".join(frame([0, i, "stats", {}]) for i in range(20000))
         self.until(lambda: self.fill(client, data) < len(data) and self.sleeps(), "its socket is full")
@@ -113,12 +114,13 @@ class Turns(Stopping, Case):
         self.until(lambda: self.operator.metrics()["connections"] == 1, "its end")
 
     def test_a_request_passes_the_floods_of_several_tenants(self):
-        """Each has a turn before."""
+        """Each tenant has a turn before the request."""
         ahead, queued = self.ahead(range(1001, 1005), 20)
         self.assertLess(ahead, queued / 3)
 
     def test_a_request_passes_a_flood_of_new_namespaces(self):
-        """Each is dear, so that a turn has few of them; most are refused, for there are too many."""
+        """Each request is expensive, so a turn has few of them. Most are refused, as there are too
+        many."""
         frames = [frame([0, 10000 + i, "namespace.open", dict(DEMO, model=f"{i:05}", parts=256, layers=[1])]) for i in range(10000)]
         self.assertEqual(len(set(map(len, frames))), 1)
         ahead, queued = self.ahead([1001], 20, b"".join(frames), len(frames[0]))
@@ -126,7 +128,8 @@ class Turns(Stopping, Case):
         self.assertLess(ahead, queued / 8)
 
     def test_connections_of_a_tenant_take_turns(self):
-        """A request of the flooding tenant's own other connection waits for a turn of each, not for all that they have sent."""
+        """A request of the flooding tenant's other connection waits for one turn of each, not for
+        all that they have sent."""
         flood, one, own = self.client(uid=1001), self.client(uid=1001), self.client(uid=1001)
         data, queued = tiny(20000), []
 
@@ -152,7 +155,7 @@ class Turns(Stopping, Case):
         sender.join()
 
     def test_frames_before_a_disconnect_are_all_handled(self):
-        """Peers that have gone when the daemon looks."""
+        """Peers that are gone when the daemon looks."""
         clients, data = [self.client(uid=1001) for _ in range(8)], tiny(3000)
         before = self.received()
 
@@ -175,7 +178,7 @@ class Turns(Stopping, Case):
         self.assertEqual(self.answered(client, 1), [5])
 
     def test_who_reads_late_gets_all_answers_in_order(self):
-        """More than the daemon keeps of answers; meanwhile others are served."""
+        """More answers than the daemon keeps. Meanwhile others are served."""
         client, n = self.client(), 2000
         sender = threading.Thread(target=client.socket.sendall, args=(b"".join(frame([0, i, "stats", {}]) for i in range(n)),))
         sender.start()
@@ -187,7 +190,8 @@ class Turns(Stopping, Case):
 
 @unittest.skipUnless(os.geteuid() == 0, "being several users needs root")
 class AtOnce(Stopping, Case):
-    """What comes due for many connections of one tenant in one moment is done in that tenant's turns."""
+    """Work that comes due for many connections of one tenant in one moment is done in that tenant's
+    turns."""
     connections, blocks, handshake_s = 200, 16384, 3
     options = {"nvme": False, "arena.size": "64MiB", "request.handshake": f"{handshake_s}s", "events.memory": "64MiB"}
 
@@ -198,7 +202,8 @@ class AtOnce(Stopping, Case):
         return self.operator.metrics()
 
     def ahead(self, act):
-        """What the daemon has counted when it answers a request that came after all that `act` does while it stands still."""
+        """The daemon's counts when it answers a request. The request came after all that `act` does
+        while the daemon stands still."""
         def acts():
             act()
             self.msgid = self.operator.begin("stats")
@@ -206,7 +211,7 @@ class AtOnce(Stopping, Case):
         return self.operator.wait(self.msgid)["metrics"]
 
     def test_frames_whose_time_is_over(self):
-        """Their ends have come in time, and the daemon did not look: each is answered."""
+        """The frames' last bytes came in time, but the daemon did not look. Each is answered."""
         flood, each = [self.client(uid=1001) for _ in range(self.connections)], 1000
         data = b"".join(frame([0, i, "lookup", {"ns": 1, "keys": b""}]) for i in range(each))
         for client in flood:
@@ -236,7 +241,8 @@ class AtOnce(Stopping, Case):
         self.assertEqual(self.metrics()["connections_dropped"], before + self.connections)
 
     def test_who_waits_for_events(self):
-        """A tenant's readers are answered in one moment, and others' requests in between."""
+        """A tenant's readers all get their answers at one moment, and others' requests are served
+        in between."""
         identity = dict(DEMO, model="events", layers=[1], layer_bytes=1024)
         owner = self.client(uid=1001)
         region = Region(owner, owner.open(identity), identity, 2048)
@@ -273,9 +279,10 @@ class AtOnce(Stopping, Case):
 
 @unittest.skipUnless(os.geteuid() == 0, "being several users needs root")
 class Watchdog(Stopping, unittest.TestCase):
-    """The test is systemd: it hears the daemon's watchdog while 1,000 connections of ten uids send what is dear, read nothing or little, come
-    and go, and give descriptors that hang. The daemon says that it lives at half of the time that systemd gives it, so it may be late by the
-    other half. Here it says so every quarter of a second, which is soon heard six times."""
+    """The test plays systemd and listens to the daemon's watchdog. Meanwhile 1,000 connections of
+    ten uids send expensive requests, read nothing or little, come and go, and give descriptors that
+    hang. The daemon reports after half of the time that systemd allows, so it may be late by the
+    other half. Here it reports every quarter of a second, so six reports come soon."""
     connections, pings = 1000, 6
     with open(os.path.join(TOP, "systemd/ucmd.service"), encoding="utf-8") as unit:
         late_s = int(re.search(r"^WatchdogSec=(\d+)s$", unit.read(), re.M)[1]) / 2
@@ -317,7 +324,7 @@ class Watchdog(Stopping, unittest.TestCase):
         return client
 
     def send(self, client):
-        """True: it ends here, and another one comes in its place."""
+        """True: the connection ends here, and another one replaces it."""
         client.at += client.socket.send(client.data[client.at:])
         if client.at == len(client.data):
             client.at = 0
@@ -346,7 +353,7 @@ class Watchdog(Stopping, unittest.TestCase):
         self.addCleanup(selector.close)
         for number in range(self.connections):
             client = self.connect(number)
-            self.hear()  # a daemon that nobody hears waits
+            self.hear()  # a daemon that nobody listens to waits
             selector.register(client.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, client)
         for _ in range(self.pings):
             client = Client(self.daemon, uid=1020)

@@ -62,8 +62,8 @@ def play_ucm():
 
 
 class Cache:
-    """As a paged KV cache of vLLM: of each layer K of all blocks, then V. shared: in memory that the daemon maps. The first bytes belong to
-    somebody else."""
+    """Like a paged KV cache of vLLM: for each layer K of all blocks, then V. shared: in memory that
+    the daemon maps. The first `lead` bytes are not the cache's."""
 
     def __init__(self, shared=True, lead=0, layers=LAYERS, blocks=BLOCKS):
         size = lead + layers * 2 * blocks * SIZE
@@ -118,7 +118,8 @@ class Ucm(Case):
 
 class V1Store(Ucm):
     def test_whole_blocks(self):
-        """What UCM's connector does in a step: the scheduler's store looks up, the worker's loads and dumps; in memory of each kind."""
+        """What UCM's connector does in a step, in memory of each kind: the scheduler's store looks
+        up, and the worker's loads and dumps."""
         for there in (True, False):
             for here in (True, False):
                 with self.subTest(there=there, here=here):
@@ -153,7 +154,8 @@ class V1Store(Ucm):
                 two.wait(task)
             self.assertEqual([b.block(i) for i in (4, 3, 2)], [a.block(i) for i in (0, 1, 5)])
             self.assertEqual(len(two._store.places._groups), int(shared))
-            # In memory that begins with somebody else's bytes: blocks before and after where pieces would meet, and the last ones.
+            # The memory begins with bytes that are not the cache's. Blocks before and after a
+            # border of regions, and the last ones.
             self.assertLessEqual(len(one._store.places._groups), 3)
             self.assertLessEqual(self.stats()["regions"], 6)
 
@@ -166,7 +168,7 @@ class V1Store(Ucm):
         self.assertEqual(b.bytes[:, :, :2].tobytes(), a.bytes[:, :, :2].tobytes())
 
     def test_tensors(self):
-        """Tensors that lie anywhere, as UCM's own tests have them."""
+        """Tensors that lie anywhere, as in UCM's own tests."""
         class Tensor:
             def __init__(self):
                 self.bytes = np.frombuffer(os.urandom(SIZE), np.uint8).copy()
@@ -192,7 +194,8 @@ class V1Store(Ucm):
         self.assertEqual(len(store._store.places._groups), 1)
 
     def test_blocks_that_lie_anyhow(self):
-        """Shared memory without an order goes through the store's own, once regions would be too many."""
+        """Shared memory without an order goes through the store's own memory, once there would be
+        too many regions."""
         memory, draw, store = SharedMemory(1 << 20), np.random.default_rng(3), self.store()
         memory.buffer[:] = os.urandom(memory.size)
         rows = (memory.address + draw.permutation((1 << 20) // 128)[: 120 * 2 * LAYERS] * 128).reshape(120, -1).astype(np.uint64)
@@ -212,7 +215,8 @@ class V1Store(Ucm):
             self.assertEqual(self.store(own=own).lookup(ids), [False], own)
 
     def test_windows_have_blocks_of_their_own(self):
-        """UCM's connector for models with windows has two stores, with the same ids for other bytes."""
+        """UCM's connector for models with windows has two stores, with the same ids for different
+        bytes."""
         whole, window, other = (self.store(unique_id=f"{engine}_fawa_{which}") for engine, which in (("x", "fa"), ("x", "wa"), ("y", "wa")))
         ids, cache = names(4), Cache()
         whole.wait(whole.dump_data(ids[:3], [0] * 3, cache.rows(0, 1, 2)))
@@ -250,7 +254,8 @@ class V1Store(Ucm):
         self.assertEqual(self.store(own={"block_bytes": LAYERS * 2 * SIZE}, **nothing).lookup(ids), [True])
 
     def test_shards_that_are_padded(self):
-        """UCM pads them to 4 KiB for files: what a shard has is moved, and a scheduler is told its bytes."""
+        """UCM pads its shards to 4 KiB for files. Only a shard's own bytes are moved, and a
+        scheduler is told how many they are."""
         part, ids, cache = 2 * SIZE, names(2), Cache()
         padded = {"shard_size": 4096, "block_size": LAYERS * 4096, "tensor_size_list": [SIZE] * 2}
         own = {"block_bytes": LAYERS * part, "shards": LAYERS}
@@ -309,7 +314,7 @@ class V1Store(Ucm):
 
 class V0Store(Ucm):
     def test_create_to_commit(self):
-        """Pieces of blocks, by their offsets; a block that failed is dropped."""
+        """Pieces of blocks, by their offsets. A block that failed is dropped."""
         a, b, ids = Cache(), Cache(False), ["00" * 16, "11" * 16, "22" * 16]
         store = self.v0({"kv_block_size": LAYERS * 2 * SIZE, "io_size": SIZE, "role": "worker", "device": 0, "ucmd": self.own()})
         where = [(block, layer, kv) for block in range(2) for layer in range(LAYERS) for kv in range(2)]

@@ -32,7 +32,7 @@ def start(**more):
 
 
 def replay(socket, model="test", requests=REQUESTS):
-    """Plays some requests, so that there is something to look at; returns the counts."""
+    """Plays some requests, so that there is something to see. Returns the counts."""
     done = subprocess.run([UCM_BENCH, "--socket", socket, "--json", "--quiet", "replay", "--limit",
                            str(requests), "--block-bytes", "16KiB", "--fragment", "4KiB", "--model", model],
                           capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
@@ -42,7 +42,7 @@ def replay(socket, model="test", requests=REQUESTS):
 
 
 class CommandLine(unittest.TestCase):
-    """What needs no daemon."""
+    """Commands that need no daemon."""
 
     nowhere = "/nonexistent/ucmd.sock"
 
@@ -104,7 +104,7 @@ class CommandLine(unittest.TestCase):
         self.check(["stats", "--prometheus", "--json"], USAGE, "--prometheus")
 
     def test_sizes_are_the_configuration_s(self):
-        """Tests ucm-bench, which has options for sizes and the same parser."""
+        """Tests ucm-bench, because it has options for sizes and the same parser."""
         bench = os.environ.get("UCM_BENCH", os.path.join(os.path.dirname(UCMCTL), "ucm-bench"))
         for size, right in (("1GB", "write 1GiB"), ("4k", "write 4KiB"), ("1.5MiB", "a whole number"), ("1TiB", "64B to")):
             done = subprocess.run([bench, "load", "--block-bytes", size], capture_output=True, text=True, check=False)
@@ -305,7 +305,7 @@ class WithDaemon(unittest.TestCase):
         self.wait_gone(ns, 0)
 
     def wait_gone(self, ns, left):
-        """Blocks that were being written when they were evicted go when that is done."""
+        """Blocks that are evicted while they are written go when the write is done."""
         until(lambda: len(self.keys(ns)) <= left, "evictions")
         self.assertEqual(len(self.keys(ns)), left)
 
@@ -373,7 +373,7 @@ class Corruption(unittest.TestCase):
         self.daemon.stop()
 
     def flip_bits(self):
-        """In every 4 KiB page of what was written, headers of the file's start left alone."""
+        """Flips bits in every written 4 KiB page, except in headers at the file's start."""
         for directory, _, names in os.walk(self.daemon.store):
             for name in names:
                 path = os.path.join(directory, name)
@@ -397,10 +397,10 @@ class Corruption(unittest.TestCase):
         self.assertEqual(done.returncode, CORRUPT, done.stdout + done.stderr)
         counts = json.loads(done.stdout)
         self.assertGreater(counts["corrupt"], 0)
-        # What was found corrupt has been dropped.
+        # Blocks that were found corrupt have been dropped.
         done = self.daemon.ctl("--json", "verify")
         self.assertEqual(done.returncode, OK, done.stdout + done.stderr)
-        # And nothing of it is ever served.
+        # And none of it is ever served.
         self.assertEqual(replay(self.daemon.socket, requests=200)["differing"], 0)
 
     def test_the_daemon_going_away_is_told(self):

@@ -21,13 +21,14 @@ LLAMA = {"model_type": "llama", "hidden_size": 8192, "num_attention_heads": 64, 
 DRIVER = os.path.join(TOP, "tests/integration/driver/libcuda.c")
 
 
-#: Others have one thread, or the threads of test_with_a_daemon and of the round trip.
+#: Other tests have one thread, or only the threads of test_with_a_daemon and of the round trip.
 once = unittest.skipIf(os.environ.get("UCM_PHASE") == "tsan", "no thread that the two others lack")
 plainly = unittest.skipUnless(os.environ.get("UCM_PHASE", "plain") == "plain", "no code that the two others lack")
 
 
 class Doctor(unittest.TestCase):
-    """What a check finds depends on the machine; that it is looked at, and what a fault that is made here does, does not."""
+    """A check's finding depends on the machine. That the check runs, and its finding for a fault
+    made here, do not."""
 
     def findings(self, *words, socket=NOWHERE):
         done = ctl(socket, "doctor", "--json", *words)
@@ -57,7 +58,7 @@ class Doctor(unittest.TestCase):
         self.assertEqual(found["round trip"]["verdict"], "ok")
         self.assertRegex(found["round trip"]["text"], r"equal: [\d.]+ GB/s out, [\d.]+ GB/s in")
         self.assertIn("GB/s", found["dram speed"]["text"])
-        # Alongside the cache, where the daemon has it; and nothing is left there, nor in the cache.
+        # It measures next to the daemon's cache file, and leaves nothing there, nor in the cache.
         self.assertIn(daemon.store, found["disk speed"]["text"])
         self.assertLessEqual({*os.listdir(daemon.store)}, {"ucmd.cache", "ucmd.index", "ucmd.namespaces"})
         (ns,) = json.loads(daemon.ctl("namespace", "list", "--json").stdout)["namespaces"]
@@ -137,7 +138,7 @@ class Doctor(unittest.TestCase):
         (gpu,) = [d for d in daemon.stats()["devices"] if d["cuda"]]
         self.assertGreaterEqual((gpu["dump_bytes"], gpu["load_bytes"]), (16 << 20, 16 << 20))
         self.assertEqual(gpu["regions"], 0)
-        # One of two GPUs of the host.
+        # The daemon uses one of two GPUs of the host.
         found = self.gpu_findings(directory, "--quick", socket=daemon.socket, DRIVER_GPUS="2")
         self.assertEqual([f[:2] for f in found[1:]], [("gpu 0", "ok"), ("gpu 1", "warn")])
         self.assertIn("the daemon does not use Made here: no GPU with UUID 0808", found[2][2])
@@ -188,7 +189,7 @@ class Growing(unittest.TestCase):
 @once
 class DroppedWrites(unittest.TestCase):
     def test_health_says_that_the_disk_is_too_slow(self):
-        """One write at a time, alongside a DRAM that turns over."""
+        """One write at a time, while dumps replace all of DRAM."""
         daemon = Daemon(**{"arena.size": "16MiB", "nvme.write_queue_size": "1MiB", "nvme.queue_depth": "1", "nvme.threads": "1", "nvme.io": "threads",
                            "nvme.admission": "all"})
         self.addCleanup(daemon.stop)
@@ -209,9 +210,11 @@ class DroppedWrites(unittest.TestCase):
 
 @once
 class Json(unittest.TestCase):
-    """Every command that the daemon here lets run gives one document, and nothing else on standard output."""
+    """Every command that the daemon here allows gives one document, and nothing else on standard
+    output."""
 
-    # Words that a command wants. The others run without, but for those that never end or want more than a daemon.
+    # Words that a command needs. The other commands run without, except those that never end or
+    # need more than a daemon.
     WORDS = {"namespace": [], "tenant": [], "ls": ["1"], "inspect": ["1", "KEY"], "evict": ["1", "KEY"], "pin": ["1", "KEY"], "unpin": ["1"],
              "purge": ["1", "--yes"], "format": ["FILE"], "plan": ["CONFIG"], "doctor": ["--quick"], "verify": [], "shared": [],
              "top": ["--interval", "0.2"]}

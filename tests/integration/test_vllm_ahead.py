@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""What a hit without pages waits for, brought by a thread: the engine's thread is never kept, and the request goes on when all that will come
-is there. No daemon."""
+"""A thread brings what a hit without pages waits for. The engine's thread never waits, and the
+request goes on when all blocks that will come are there. No daemon."""
 
 import threading
 import unittest
@@ -28,7 +28,8 @@ class BlockSequence:
 
 
 class Daemon:
-    """Has room for so many blocks in its mapping; a reference brings `each` of them, when `go` is set."""
+    """It has room for so many blocks in its mapping. A reference brings `each` of them, when `go`
+    is set."""
 
     away = False
 
@@ -88,7 +89,8 @@ class Thread(unittest.TestCase):
         self.assertEqual(len(self.daemon.there[ahead.take("a")[0]]), 100)
 
     def test_blocks_that_come_slowly_are_waited_for(self):
-        """Longer than for the sequence: nobody but the request waits, and what has not come would be missed by steps."""
+        """Longer than for the sequence, as only the request waits. Steps would miss blocks that
+        have not come."""
         ahead = self.ahead(Daemon(each=100), deadline=0)
         self.daemon.go.set()
         ahead.begin("a", bytes(3000))

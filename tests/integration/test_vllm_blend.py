@@ -98,7 +98,8 @@ class Case(unittest.TestCase):
         again, = self.run_all(engine, BlendRequest("again", MIXED, SPANS, Nothing()))
         self.same(again, full)
         self.assertEqual(engine.shifted, shifted)
-        # After the first 5 blocks another question: the chunk in them is exact, the others are re-rotated.
+        # Another question comes after the first 5 blocks. The chunk in them is exact; the others
+        # are re-rotated.
         tail = MIXED[:80] + prompt(9, 16) + MIXED[96:]
         self.run_all(engine, BlendRequest("tail", tail, SPANS, Nothing()))
         self.assertEqual(engine.shifted, shifted + 5 + 3)
@@ -134,7 +135,7 @@ class Case(unittest.TestCase):
 
         def loses(*args, **more):
             found = lookup(*args, **{**more, "lease": 0})
-            # What is being written to NVMe goes a moment later.
+            # Blocks that are being written to NVMe go a moment later.
             self.daemon.until(lambda: engine.chunks._ns.evict()[1] == 0, "keeps blocks")
             return found
 

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""The vLLM connector's setting `chunks`, in the small engine of tests/engines/vllm: a prompt that is sent in pieces gets, bit for bit, what the blended
-reference (blend_engine.py) computes of it, and no other request gets anything of that."""
+"""The vLLM connector's setting `chunks`, in the small engine of tests/engines/vllm. A prompt that
+is sent in pieces gets, bit for bit, what the blended reference (blend_engine.py) computes. No other
+request gets any of that."""
 
 import math
 import shutil
@@ -36,7 +37,7 @@ def request(name, piece, outputs=8):
 
 
 def table(of, scale=1.0, **changed):
-    """As vLLM's: a row of cosines and sines for each position."""
+    """A table like vLLM's: a row of cosines and sines for each position."""
     rows = [[scale * f(p * w) for f in (math.cos, math.sin) for w in chunk_rope.frequencies(of)] for p in range(128)]
     said = {"head_size": of.rope.dim, "rotary_dim": of.rope.rotary, "is_neox_style": not of.rope.interleaved,
             "cos_sin_cache": numpy.array(rows, numpy.float32)}
@@ -50,7 +51,8 @@ class Chunks(Case):
         self.daemon = daemon(directory=self.directory)
         self.addCleanup(self.stop)
         self.reference = {}
-        # The base class that this runs on, a real vLLM's too, has rotated nothing, and has no attention backend.
+        # The connector's base class here, also a real vLLM's, has rotated nothing, and has no
+        # attention backend.
         rotated = [table(chunk_rope.rerotation_of(configuration(8, 1, False, {"chunks": True})[0]))]
         for name, of in ("_rotary_embeddings", lambda: rotated), ("_k_in_columns", lambda *_: False):
             patched = mock.patch(f"ucmclient.engine.vllm.connector.{name}", of)
@@ -79,7 +81,8 @@ class Chunks(Case):
         return last.logits
 
     def blended(self, tokens, spans, policy, outputs=8):
-        """What the reference computes of it, whose chunks lie in a namespace of their own."""
+        """What the reference computes for the prompt. Its chunks lie in a namespace of their own.
+        """
         key = tuple(tokens), tuple(spans), policy, outputs
         if key not in self.reference:
             client = Client(socket=self.daemon.socket, name="reference")
@@ -154,7 +157,8 @@ class Chunks(Case):
         self.filled(A, C)
         for budget in (7, 16, 33):
             self.equal(self.answer(self.engine(budget=budget), MIXED, SPANS, First(16)), self.blended(MIXED, SPANS, First(16)))
-        # Two that don't fit side by side: all of both but the last piece is there when they begin, and what one loses is loaded again.
+        # Two requests that don't fit side by side. All pieces of both but the last are there when
+        # they begin. Blocks that one loses are loaded again.
         e = self.engine(blocks=40, budget=40)
         plain = Request("plain", prompt(20, 200), 120)
         *before, last = self.pieces(MIXED, SPANS, First(16))
@@ -205,10 +209,11 @@ class Chunks(Case):
         self.assertEqual(self.stats()["dump_blocks"], 5)
         self.assertFalse(self.loads(e, C + SYSTEM), "a prefix key found a chunk")
         self.check(self.engine(), Request("loads what is there", C + prompt(9, 40), 8, transfer={STORE: True}))
-        self.assertEqual(self.stats()["dump_blocks"], 5 + 7 + 2)  # of the prefix, and what the longer chunk has more
+        # the prefix's blocks, and those that only the longer chunk has
+        self.assertEqual(self.stats()["dump_blocks"], 5 + 7 + 2)
 
     def test_a_stored_chunk_is_handed_over_to_nobody(self):
-        """Decode would wait for blocks of a prefix."""
+        """The decode engine would wait for blocks of a prefix."""
         one = Request("chunk", C, 1, transfer={STORE: True, PREFILL: True})
         self.check(self.engine(), one)
         self.assertIsNone(one.answer)
@@ -239,7 +244,8 @@ class Chunks(Case):
         self.assertEqual(e.loaded_tokens, 0)
 
     def test_adapters_without_files_are_shared_with_nobody(self):
-        """As those that are handed to an engine as tensors, all under one path, and others later under the same name."""
+        """Adapters may be handed to an engine as tensors: all under one path, and later others
+        under the same name."""
         e = self.engine()
         for i, name in enumerate("kl"):
             chunk = Request(f"chunk of {name}", C, 1, transfer={STORE: True})
@@ -352,7 +358,7 @@ class Chunks(Case):
         want = self.blended(MIXED, SPANS, First(16))
         self.again()
         self.equal(self.answer(self.engine(), MIXED, SPANS, First(16)), want)
-        # The engine that saw it go registers its pages again.
+        # The engine that saw the daemon go registers its pages again.
         self.eventually(lambda: e.ranks[0].connector._worker.shifting.link.region is not None and e.connector._scheduler.reuse.link.ns is not None)
         self.eventually(lambda: self.found_again(e))
         e.pool, computed = small.Pool(e.blocks), e.recomputed

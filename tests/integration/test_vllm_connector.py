@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""The vLLM connector against a real daemon, in a small paged engine (tests/engines/vllm): what requests get out of it is the
-same bit for bit as without a cache."""
+"""The vLLM connector against a real daemon, in a small paged engine (tests/engines/vllm). Requests
+get the same outputs, bit for bit, as without a cache."""
 
 import os
 import threading
@@ -117,7 +117,7 @@ class Sharing(Case):
         self.assertEqual(b.loaded_tokens, 100 // BLOCK * BLOCK)
 
     def test_lookups_of_what_nobody_has_wait_for_nobody(self):
-        """And the daemon counts them, and the others' hits, as it counts lookups that it was asked for."""
+        """The daemon counts them, and the hits of others, like lookups that reached it."""
         a, b = self.engine(), self.engine()
         for e in (a, b):
             scheduler = e.connector._scheduler

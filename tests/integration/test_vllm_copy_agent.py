@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""The vLLM connector with a copy agent in its workers (docs/vllm.md, "Small fragments"), in the small engine of
-tests/engines/vllm: on a GPU (UCM_VLLM_GPU) the real one, else one that needs none."""
+"""The vLLM connector with a copy agent in its workers (docs/vllm.md, "Small fragments"), in the
+small engine of tests/engines/vllm. On a GPU (UCM_VLLM_GPU) the agent is the real one, otherwise one
+that needs no GPU."""
 
 import os
 import signal
@@ -33,7 +34,8 @@ class CopyAgentsOnGpu(Case):
                 sum(d["load_bytes"] + d["dump_bytes"] for d in devices))
 
     def through_copy_agents(self, tokens, least=0.5, **more):
-        """One engine stores and another one loads, and most bytes go through entries; a turn that is late goes straight."""
+        """One engine stores and another one loads. Most bytes go through entries; a late order goes
+        straight."""
         before, all_before = self.staged()
         a, b = (self.engine(copy_agent="on", **more) for _ in range(2))
         self.check(a, Request("cold", tokens))
@@ -49,7 +51,7 @@ class CopyAgentsOnGpu(Case):
                 self.through_copy_agents(prompt(200, 150), layout=layout, salt=layout)
 
     def test_layer_after_layer_and_ranks(self):
-        """Such loads go straight: in a slot a layer is one small fragment."""
+        """Such loads go straight, because a layer is one small fragment of a slot."""
         self.through_copy_agents(prompt(201, 150), least=0.25, async_load=False, layerwise=True, ranks=2)
 
     def test_auto_uses_it(self):
@@ -92,7 +94,8 @@ class CopyAgentsOnGpu(Case):
 
 @unittest.skipIf(GPU, "a GPU has the real library")
 class CopyAgents(Case):
-    """Workers with a copy agent: over a library that needs no GPU, and an engine on the host that is taken for one."""
+    """Workers with a copy agent, over a library that needs no GPU. The engine on the host passes
+    for one on a GPU."""
 
     def setUp(self):
         import fake_copy_agent
@@ -206,7 +209,7 @@ class CopyAgents(Case):
         os.makedirs(os.path.dirname(socket), exist_ok=True)
         self.daemon = daemon(socket=socket, nvme=False)
         self.eventually(lambda: self.loads(a, prompt(304, 60)))
-        self.assertRegex(self.fake.calls(), "OR$")  # one that is slow to start may take more than one
+        self.assertRegex(self.fake.calls(), "OR$")  # a slow start may take more than one
         self.assertEqual(self.fake.copy_agents, 1)
 
     def test_a_daemon_that_is_killed(self):

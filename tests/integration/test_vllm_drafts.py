@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""The vLLM connector alongside a draft that keeps KV of its own (EAGLE, MTP, draft models): the draft's KV is stored and loaded with the
-model's, and is never another draft's or of another next token. The small engine of tests/engines/vllm (drafts_engine.py) against a real daemon."""
+"""The vLLM connector with a draft that keeps KV of its own (EAGLE, MTP, draft models). The draft's
+KV is stored and loaded with the model's. It is never another draft's, nor of another next token.
+The small engine of tests/engines/vllm (drafts_engine.py) against a real daemon."""
 
 import hashlib
 import unittest
@@ -46,7 +47,8 @@ class Drafting(Case):
                 self.share(salt=repr(more), **more)
 
     def test_the_next_token_counts(self):
-        """Two prompts agree in three blocks, and not in the token after them: of the third one the draft has something else."""
+        """Two prompts agree in three blocks, but not in the token after them. So the draft's KV of
+        the third block differs."""
         head = prompt(2, 3 * BLOCK)
         a, b = self.drafting(), self.drafting()
         self.check(a, Request("one", head + [1] + prompt(3, 40)))
@@ -58,7 +60,7 @@ class Drafting(Case):
             self.assertEqual(c.loaded_tokens, 5 * BLOCK)
 
     def test_the_image_after_a_block_counts(self):
-        """Its tokens are those of any other image."""
+        """The image's tokens are the same as any other image's."""
         tokens = prompt(8, 5 * BLOCK + 3)
         a, b, c = self.drafting(), self.drafting(), self.drafting()
         self.check(a, WithImage("one", tokens, "a cat", 3 * BLOCK))

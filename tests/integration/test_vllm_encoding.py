@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""The vLLM connector's setting `encoding`, in the small engine of tests/engines/vllm against a real daemon. With lossless, requests get the same
-bit for bit as without a cache, through everything that test_vllm_trouble.py does; with the lossy ones what is close to it."""
+"""The vLLM connector's setting `encoding`, in the small engine of tests/engines/vllm against a real
+daemon. With lossless, requests get the same bit for bit as without a cache, through everything that
+test_vllm_trouble.py does. With lossy encodings, results are close."""
 
 import os
 import unittest
@@ -22,7 +23,7 @@ class Bfloat16(Case):
     DTYPE = "bfloat16"
 
     def tearDown(self):
-        """Before the engines are closed: nobody has a lease on what no request needs."""
+        """Before the engines are closed, nobody has a lease on blocks that no request needs."""
         if self.daemon is not None and self.daemon.process.poll() is None:
             self.eventually(lambda: self.stats()["leases"] == 0)
 
@@ -112,8 +113,8 @@ class Lossy(Bfloat16):
                     self.assertLess(far, most)
 
     def test_a_scale_for_each_channel(self):
-        """Two channels of K, which are rotated together, 130 times as large, and those of queries as much smaller: scores are what
-        they were."""
+        """Two channels of K, which are rotated together, are 130 times as large, and the queries'
+        as much smaller. Scores are unchanged."""
         large = model.Model()
         for layer in large.layers:
             for channel in (0, model.HEAD // 2):
@@ -204,7 +205,7 @@ class Policy(Bfloat16):
     """raw_first."""
 
     def forms(self, e, request):
-        """The stored form of each block of a request: p raw, e encoded, - not stored."""
+        """The stored form of each block of a request: p: raw, e: encoded, -: not stored."""
         ns, keys = self.namespace(e), b"".join(request.block_hashes)
         both, plain = ns.lookup_per_key(keys)[0], ns.base.lookup_per_key(keys)[0]
         return "".join("p" if p != Found.NOT else "e" if b != Found.NOT else "-" for b, p in zip(both, plain))
@@ -249,14 +250,14 @@ class LosslessTrouble(test_vllm_trouble.Trouble, Bfloat16):
         return super().engine(encoding="lossless", **more)
 
     def corrupt(self, path, payloads):
-        """Signs and mantissas of K, a byte each, are what a block begins with."""
+        """A block begins with signs and mantissas of K, a byte each."""
         def rest(payload):
             bits = numpy.frombuffer(payload, numpy.uint32) >> 16
             return (bits >> 8 & 0x80 | bits & 0x7f).astype(numpy.uint8).tobytes()
         super().corrupt(path, [rest(payload) for payload in payloads])
 
 
-#: Where no block's bytes matter, test_vllm_trouble.py has said it.
+#: If a block's bytes don't matter, test_vllm_trouble.py has the test.
 for name in ("late_loads_hold_nobody_else_up", "a_connection_that_is_cut_as_soon_as_it_is_there", "a_daemon_that_is_busy_at_the_start",
              "a_daemon_that_stops_answering", "killed_again_and_again", "an_engine_that_starts_before_the_daemon",
              "loads_within_the_step_are_given_up", "slow_disks_are_not_waited_for"):

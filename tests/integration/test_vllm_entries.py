@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Entries of the small engine with sparse decoding: the bytes of one, the lane that fills it, and each request's number. sparse_case.py has the expected
-outputs."""
+"""Entries of the small engine with sparse decoding: their bytes, the lane that fills each, and how
+many each request has. sparse_case.py has the expected outputs."""
 
 import time
 import unittest
@@ -118,7 +118,8 @@ class Admitted(Together):
         self.assertEqual(max(most), 1)
 
     def test_more_than_fits(self):
-        """Both were expected to take little, and take all: the one that came last waits until the first is over."""
+        """Both were expected to take little, but take all. The later request waits until the first
+        is over."""
         e = self.engine(ALL, entries=20)
         e.admission.expected = 0.1
         first, last = e.request("first", self.KNOWN, outputs=10), e.request("last", prompt(610, 100), outputs=10)
@@ -127,7 +128,7 @@ class Admitted(Together):
         self.assertGreater(e.admission.expected, 0.1)
 
     def test_more_tokens_than_fit(self):
-        """A step computes many sparse tokens of one request again, whose choices differ."""
+        """A step computes many sparse tokens of one request again, and their choices differ."""
         of = policy(sparse.TopK(sparse_ratio=0.2, min_blocks=1, sink_blocks=0, recent_blocks=1), sparse.Score(heads="max"))
         e = self.cold(of, blocks=12, budget=48, entries=model.LAYERS * 2, stream=4)
         request = e.request("r", prompt(619, 140), outputs=40)
@@ -148,7 +149,7 @@ class Admitted(Together):
         def between(e):
             nonlocal now
             if any(r.unfit_since is not None for r in e.waiting):
-                now += 0.06  # else the first may be done before the other one is late
+                now += 0.06  # otherwise the first may be done before the other one is late
         with mock.patch("sparse_engine.time", SimpleNamespace(monotonic=lambda: now, sleep=time.sleep)):
             done = run(e, first, last, between=between)
         late = [r.request_id for r in (first, last) if r.error is not None]
@@ -159,7 +160,7 @@ class Admitted(Together):
         self.assertTrue(e.idle())
 
     def test_a_policy_by_its_text(self):
-        """With its summary, its windows in what it counts, and its length."""
+        """The text has its summary, its windows in its own units, and its length."""
         for text in ("topk:topk_tokens=64,dense_below=48", "auto:min_tokens=64,budget_tokens=512,dense_below=0",
                      "gsa-device:topk_tokens=80,sink_tokens=16,recent_tokens=32,dense_below=0",
                      "topk:topk_tokens=64,reuse=2,dense_below=0", "gsa:lag=0,sink_blocks=1,recent_blocks=1,dense_first=1,dense_below=0"):
@@ -173,7 +174,8 @@ class Admitted(Together):
                     self.assertEqual({len(blocks) for blocks in request.choices.values()}, {2}, "four, of which the window has two")
 
     def test_layers_that_share_a_choice_have_no_summaries(self):
-        """Neither computed from pages nor loaded: layers 0 and 2 choose, layer 1 attends what layer 0 chose."""
+        """Their summaries are neither computed from pages nor loaded. Layers 0 and 2 choose; layer
+        1 attends what layer 0 chose."""
         for how in ("computed", "loaded"):  # by the second engine, which finds the prompt in the daemon
             e = self.engine("topk:topk_tokens=64,reuse=2,dense_below=0", salt="share a choice", ranks=2, apart=True)
             self.check(e, e.request("r", self.KNOWN, outputs=15))

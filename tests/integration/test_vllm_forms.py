@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Blocks of the vLLM connector of which some parts are encoded and some plain, in the small engine of tests/engines/vllm against a real
-daemon: ranks of which one can't hold its part."""
+"""Blocks of the vLLM connector of which some parts are encoded and some raw, in the small engine of
+tests/engines/vllm against a real daemon. One rank's KV does not fit the encoding."""
 
 import unittest
 
@@ -8,7 +8,8 @@ from vllm_case import BLOCK, Case, Request, prompt, watch, wild  # sets the path
 
 
 class Ranks(Case):
-    """The parts that one rank's KV does not fit are plain. The others', which fit, become plain, too."""
+    """Parts of the rank whose KV does not fit are raw. The other ranks' parts, which fit, become
+    raw, too."""
 
     DTYPE = "bfloat16"
 

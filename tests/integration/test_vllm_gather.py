@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""The vLLM connector's setting `gather_loads`, in the small engine of tests/engines/vllm against a real daemon, and where there is torch over gloo
-between two processes: each of the ranks with the same bytes loads a share, and outputs are the same bit for bit as without a cache."""
+"""The vLLM connector's setting `gather_loads`, in the small engine of tests/engines/vllm against a
+real daemon. Where torch is installed, also over gloo between two processes. Each of the ranks with
+the same bytes loads a share. Outputs are the same bit for bit as without a cache."""
 
 import os
 import shutil
@@ -24,7 +25,8 @@ WHOLE = 150 // BLOCK * BLOCK
 
 
 class Gathers(Case):
-    """Ranks are in one process here, which calls them one after another. So a rank takes what the others have in their pages."""
+    """Here all ranks are in one process, which calls them one after another. So a rank copies what
+    the others have in their pages."""
 
     def setUp(self):
         super().setUp()
@@ -73,7 +75,7 @@ class Gathers(Case):
         self.assertEqual(self.exchanges, [[1, 1, 0]] * 3)
 
     def test_one_rank_can_not_load(self):
-        """Its share is a failed load for all."""
+        """The share of that rank is a failed load for all ranks."""
         tokens, load, asked = prompt(903, 20 * BLOCK + 5), Region.load, []
         self.check(self.engine(), Request("cold", tokens))
 
@@ -97,7 +99,7 @@ class Gathers(Case):
         self.assertEqual((self.exchanges, warm.recomputed), ([], 1))
 
     def test_weights_change_while_shares_are_on_their_way(self):
-        """Those that have come, and those that have not."""
+        """Requests whose shares have all come, and requests whose shares have not."""
         tokens = prompt(908, 20 * BLOCK + 5)
         self.check(self.engine(), Request("cold", tokens))
         for steps in range(1, 5):

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""The vLLM connector's setting `head_groups`: in the small engine of tests/engines/vllm, engines of 1, 2 and 4 tensor-parallel ranks load what
-each of them has stored, and get the same bit for bit as without a cache."""
+"""The vLLM connector's setting `head_groups`, in the small engine of tests/engines/vllm. Engines of
+1, 2 and 4 tensor-parallel ranks load what each of them has stored. Outputs are the same bit for bit
+as without a cache."""
 
 import os
 import shutil
@@ -29,7 +30,7 @@ class HeadGroups(Case):
         return self.engine(**{"ranks": ranks, "head_groups": 4, "layout": "heads", **more})
 
     def crossed(self, sizes, seed, **more):
-        """What an engine of each size stores, engines of all others load."""
+        """Engines of all other sizes load what an engine of one size stores."""
         for i, size in enumerate(sizes):
             tokens = prompt(seed + i, 150)
             self.check(self.sized(size, **more), Request("cold", tokens))
@@ -160,7 +161,8 @@ class Bytes(test_vllm_layouts.Tensors, unittest.TestCase):
         return one.name, got
 
     def rank(self, values, order, ranks, rank):
-        """Its tensors: of `values`, [layer, block, head, token, channel], its heads in physical `order`, seen as [block, head, ...]."""
+        """A rank's tensors: its heads of `values` [layer, block, head, token, channel], in physical
+        `order`, seen as [block, head, ...]."""
         share = self.HEADS // ranks
         mine = values[:, :, rank * share: (rank + 1) * share]
         memory = numpy.ascontiguousarray(mine.transpose(order))
@@ -185,7 +187,8 @@ class Bytes(test_vllm_layouts.Tensors, unittest.TestCase):
                                 found.add((layer_name, tuple(got)))
                             self.assertEqual(len(found), 1)
                         names.add((found.pop()[0], groups, name, apart))
-        # In a group of one head all three orders are the same; else it matters whether all layers of a head lie together.
+        # In a group of one head, all three orders are the same. Otherwise it matters whether all
+        # layers of a head lie together.
         self.assertEqual({groups: len({name for name, of, *_ in names if of == groups}) for groups in (2, 4, 8)}, {2: 3, 4: 3, 8: 2})
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""What the vLLM connector tells besides its work: which tokens blocks stand for, statistics, and KV events for vLLM's publisher."""
+"""What the vLLM connector reports: which tokens blocks stand for, statistics, and KV events for
+vLLM's publisher."""
 
 import struct
 import threading
@@ -33,7 +34,7 @@ class Kept(Case):
         return struct.pack(f"<{BLOCK}I", *request.tokens[block * BLOCK : (block + 1) * BLOCK])
 
     def right(self, request, first=0):
-        """Every whole block that it stored says what it stands for."""
+        """Every whole block that the request stored says which tokens it stands for."""
         told = self.with_metadata()
         for i in range(first, (request.prompt_tokens - 1) // BLOCK):
             block = told[request.block_hashes[i]]
@@ -106,7 +107,7 @@ class Kept(Case):
 
 
     def test_another_daemon_numbers_namespaces_again(self):
-        """Which the events' connection need not notice, if it had nothing under way."""
+        """The events' connection need not notice that, if it had nothing under way."""
         class Make:
             stored = staticmethod(lambda key, medium, block: key)
             removed = staticmethod(lambda key, medium: None)
@@ -134,7 +135,8 @@ class Kept(Case):
             self.reader.close()
             self.restart(**{"events.memory": "16MiB"})
             self.reader = Client(self.daemon.socket)
-            self.reader.namespace(Identity("another", "bf16", "nhd/1", 16, 4096, (1,)))  # the first one here
+            # this daemon's first namespace
+            self.reader.namespace(Identity("another", "bf16", "nhd/1", 16, 4096, (1,)))
             self.eventually(lambda: self.loads(e, one.tokens) or e.connector._scheduler.link.ns is not None)
             self.check(e, two)
             self.eventually(lambda: set(two.block_hashes[: (two.prompt_tokens - 1) // BLOCK]) <= set(self.blocks()))

@@ -1,7 +1,8 @@
 #!/usr/bin/python3
-"""The vLLM connector for models whose layers keep their KV in several ways, against a real daemon, in a small engine with a pool of
-blocks as vLLM's (tests/engines/vllm/hybrid_engine.py): logits are the same bit for bit as without a cache, and only what a request can use
-is stored and loaded."""
+"""The vLLM connector for models whose layers keep their KV in several ways, against a real daemon.
+The small engine has a pool of blocks as vLLM's (tests/engines/vllm/hybrid_engine.py). Logits are
+the same bit for bit as without a cache. Only blocks that a request can use are stored and loaded.
+"""
 
 import dataclasses
 import unittest
@@ -82,8 +83,8 @@ class Hits(HybridCase):
             self.assertEqual(b.loaded_tokens, 176)
 
     def test_states_are_stored_where_a_hit_may_end(self):
-        """Of 40 blocks of full attention; steps end at each 64 tokens and at 640. Two layers of states and one of attention: 32 tokens
-        and more between states."""
+        """40 blocks of full attention; steps end at each 64 tokens and at 640. Two layers have
+        states and one has attention, with 32 tokens or more between states."""
         a, b = self.engine(STATES, blocks=200), self.engine(STATES, blocks=200)
         self.check(a, Request("cold", prompt(5, 650), outputs=1))
         self.assertEqual(self.stats()["dump_blocks"], 40 + 2 * 10)
@@ -92,7 +93,7 @@ class Hits(HybridCase):
         self.assertEqual(self.stats()["load_blocks_dram"], 40 + 2)
 
     def test_states_that_a_step_leaves_in_its_midst(self):
-        """A prompt of one step, whose state at 48 the kernels leave."""
+        """A prompt of one step. The kernels leave its state at 48."""
         a, b = self.engine(INSIDE), self.engine(INSIDE)
         self.check(a, Request("cold", prompt(5, 60), outputs=1))
         self.assertEqual(self.stats()["dump_blocks"], 3 + 2)
@@ -100,7 +101,8 @@ class Hits(HybridCase):
         self.assertEqual(b.loaded_tokens, 48)
 
     def test_the_next_turn_of_a_chat_with_states(self):
-        """While an answer comes, a state is stored each 32 tokens, the first one 32 after the prompt's last, at 96."""
+        """While an answer comes, a state is stored each 32 tokens. The first comes 32 tokens after
+        the prompt's last state, at 96."""
         a, b = self.engine(STATES), self.engine(STATES)
         cold = Request("cold", prompt(3, 100), outputs=110)
         self.check(a, cold)
@@ -108,7 +110,8 @@ class Hits(HybridCase):
         self.assertEqual(b.loaded_tokens, 192)
 
     def test_a_beginning_that_requests_share_with_states(self):
-        """The second one finds full attention's blocks and no state, and has the engine end a step there."""
+        """The second request finds full attention's blocks and no state, so it lets the engine end
+        a step there."""
         for name, groups in (("states", STATES), ("all", ALL_KINDS)):
             engines = [self.engine(groups, window_interval=1 << 20, salt=name) for _ in range(3)]
             for i, e in enumerate(engines):
@@ -131,8 +134,8 @@ class Hits(HybridCase):
         self.assertEqual(b.loaded_tokens, 192)
 
     def test_windows_are_stored_and_loaded_where_a_hit_may_end(self):
-        """Of 40 blocks each: full attention all; a window of 40 tokens at each multiple of 160 (four windows) and the prompt's end. A
-        hit loads one window."""
+        """Each has 40 blocks. Full attention stores all. A window of 40 tokens is stored at each
+        multiple of 160 (four windows) and at the prompt's end. A hit loads one window."""
         a, b = self.engine(blocks=200), self.engine(blocks=200)
         self.check(a, Request("cold", prompt(5, 650), outputs=1))
         tails = 4 * 3  # a window of 40 tokens, and one token more, lies in 3 blocks
@@ -142,7 +145,8 @@ class Hits(HybridCase):
         self.assertEqual(self.stats()["load_blocks_dram"], 40 + 2 * 3)
 
     def test_a_beginning_that_requests_share_is_a_hit_from_the_third_on(self):
-        """The second one finds full attention's blocks and no window that ends there, and so stores that."""
+        """The second request finds full attention's blocks, but no window that ends there, so it
+        stores that."""
         engines = [self.engine(window_interval=1 << 20) for _ in range(3)]
         for i, e in enumerate(engines):
             self.check(e, Request("r", prompt(10 + i, 300, shared=200)))
@@ -155,7 +159,8 @@ class Hits(HybridCase):
         self.assertEqual(b.loaded_tokens, 128)
 
     def test_engines_of_other_groups_do_not_share(self):
-        """With the same layers, the same tensors and the same bytes in a block."""
+        """They don't share even with the same layers, the same tensors and the same bytes in a
+        block."""
         a = self.engine((Group([0], 40), Group([1], 40), Group([2])))
         b = self.engine((Group([0], 48), Group([1], 48), Group([2])))
         c = self.engine((Group([2]), Group([0], 40), Group([1], 40)))
@@ -178,7 +183,8 @@ class Trouble(HybridCase):
                 load = scheduler._load
 
                 def lose(tracked, group, blocks, load=load, number=number):
-                    if group.number == number:  # a lease keeps what it found: other keys stand for blocks that went
+                    # a lease keeps the blocks that it found, so other keys stand for evicted blocks
+                    if group.number == number:
                         tracked = dataclasses.replace(tracked, prefix=b"other", raw=False)
                     return load(tracked, group, blocks)
                 scheduler._load = lose
@@ -193,7 +199,8 @@ class Trouble(HybridCase):
         tracked = scheduler._tracked(Request("names", tokens))
         group = scheduler._groups[0]
         keys = scheduler._keys(tracked, group, 11, 12)
-        self.assertEqual(sum(scheduler.link.ns.evict(keys)), 1)  # nobody finds it, though it may still be written to NVMe
+        # no lookup finds it, though it may still be written to NVMe
+        self.assertEqual(sum(scheduler.link.ns.evict(keys)), 1)
         self.check(b, Request("warm", tokens))
         self.assertEqual(b.loaded_tokens, 128)
 
@@ -204,12 +211,14 @@ class Trouble(HybridCase):
         scheduler = a.connector._scheduler
         tracked = scheduler._tracked(Request("names", tokens))
         keys = scheduler._keys(tracked, scheduler._groups[0], 11, 12)
-        self.assertEqual(sum(scheduler._links[0].ns.evict(keys)), 1)  # nobody finds it, though it may still be written to NVMe
+        # no lookup finds it, though it may still be written to NVMe
+        self.assertEqual(sum(scheduler._links[0].ns.evict(keys)), 1)
         self.check(b, Request("warm", tokens))
         self.assertEqual(b.loaded_tokens, 128)
 
     def test_little_memory(self):
-        """Blocks change hands between groups and requests while stores read; nobody writes to one that is being read."""
+        """Blocks move between groups and requests while stores read. Nothing writes to a block that
+        is being read."""
         for name, groups, blocks in (("alike", ALIKE, 40), ("states", STATES, 24), ("inside", INSIDE, 28), ("all", ALL_KINDS, 32)):
             with self.subTest(name):
                 a = self.engine(groups, blocks=blocks, budget=48, batch=3, salt=name)
@@ -258,7 +267,7 @@ class Trouble(HybridCase):
         self.assertEqual(b.loaded_tokens, 192)
 
     def test_a_reset_while_blocks_are_stored(self):
-        """As in test_vllm_trouble.py; and windows' blocks are held for requests that run."""
+        """As in test_vllm_trouble.py. Also, windows' blocks are held for running requests."""
         e, first, tokens = self.engine(), Request("first", prompt(41, 200), 4), prompt(42, 200)
         with mock.patch.object(Task, "check", return_value=None), mock.patch.object(worker, "_STOP", 0.05):
             e.add(first)
@@ -312,7 +321,8 @@ class Parts(unittest.TestCase):
             groups_module.groups_of(chunked)
 
     def test_what_a_window_needs(self):
-        """At each count of tokens at least what vLLM keeps pages for, and one token more."""
+        """At each count of tokens, it keeps at least the pages that vLLM keeps, and one token more.
+        """
         for window in (1, 16, 17, 40, 128):
             group = groups_module.Group(0, groups_module.WINDOW, 16, window, ())
             for tokens in range(1, 300):

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""The vLLM connector's setting `layer_stores`, in the small engine of tests/engines/vllm against a real daemon: a prompt's blocks go to the daemon
-while their step computes, and outputs are the same bit for bit as without a cache."""
+"""The vLLM connector's setting `layer_stores`, in the small engine of tests/engines/vllm against a
+real daemon. A prompt's blocks go to the daemon while their step computes. Outputs are the same bit
+for bit as without a cache."""
 
 import os
 import unittest
@@ -25,7 +26,7 @@ GROUPS = [(0, 2), (2, 1)]
 
 
 class Calls:
-    """Which layers of how many blocks dumps are of."""
+    """Counts dumps: of which layers, and of how many blocks."""
 
     def __init__(self, case):
         self.made, dump = [], Region.dump
@@ -107,7 +108,7 @@ class LayerStores(Case):
         self.eventually(lambda: self.loads(b, prompt(850, 150)) or self.check(a, Request(f"again{len(killed)}{killed.append(True)}", prompt(850, 150))))
 
     def test_a_group_that_is_not_taken(self):
-        """None of it is seen, and the next step's store of all layers takes its place."""
+        """No lookup sees any of it. The next step's store of all layers replaces it."""
         dump, a, b = Region.dump, self.engine(**BY_LAYER, budget=256), self.engine(**BY_LAYER, budget=256)
 
         def refused(region, *args, layer=0, **named):
@@ -125,7 +126,7 @@ class LayerStores(Case):
         self.assertGreater(b.loaded_tokens, 0)
 
     def test_events_live_as_long_as_their_store(self):
-        """The daemon waits for the events of all groups, and a freed one tells it nothing."""
+        """The daemon waits for the events of all groups, and a freed event tells it nothing."""
         events, lost = weakref.WeakSet(), []
 
         class Event:

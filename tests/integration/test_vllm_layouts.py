@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""Where the tensors of vLLM's attention backends keep blocks, and which kv_tensors a block's bytes are. No daemon."""
+"""Where the tensors of vLLM's attention backends keep blocks, and which kv_tensors a block's bytes
+belong to. No daemon."""
 
 import os
 import unittest
@@ -133,7 +134,8 @@ class Layouts(Tensors, unittest.TestCase):
 
 
 class KvTensors(Tensors, unittest.TestCase):
-    """The layout that encodings get: each fragment has rows of one head, and the fragments are the tensor's, in this order."""
+    """The layout that encodings get: each fragment has rows of one head. The fragments together are
+    the tensor, in this order."""
 
     HEADS, TOKENS, DIM = 4, 16, 8
     OF = layout.Heads(TOKENS, HEADS, DIM)

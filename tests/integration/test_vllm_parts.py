@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""The vLLM connector's parts by themselves: what the scheduler's half decides, what tells engines apart, what is
-refused. No daemon. test_vllm_layouts.py has where tensors keep blocks."""
+"""The vLLM connector's parts by themselves: decisions of the scheduler's half, what tells engines
+apart, refusals. No daemon. test_vllm_layouts.py has where tensors keep blocks."""
 
 import importlib.util
 import json
@@ -87,8 +87,8 @@ class Decisions(unittest.TestCase):
             self.assertTrue(half.finished(request, [4, 5, 6])[0], "its blocks would be given back while they are read")
 
     def loading(self, lost, anew=False):
-        """A load within the step, whose request is gone before it is known that it failed; then one that the engine
-        gives the same blocks, as its own hits. What is stored of that."""
+        """A load within a step fails, but its request is gone before that is known. Then the engine
+        gives the same blocks to another request as its own hits. Returns what is stored of that."""
         half, request, later = self.half(async_load=False), Request("r", range(40)), Request("later", range(40))
         hits = [PrefixHits(2, 2, 1)]
         half.link.ns.lookup_prefix = lambda keys, **_: hits[0]
@@ -126,7 +126,8 @@ class Decisions(unittest.TestCase):
         half.link.ns.lookup_note = lambda keys, **_: told.append(len(keys))
         half.link.ns.lookup_prefix = lambda keys, **_: asked.append(len(keys)) or PrefixHits(1, 1, 7)
         steps = [(None, True), (TableHits(0, 0, 0, True, False), False),  # the first one opens the table
-                 (TableHits(0, 0, 0, False, False), True), (TableHits(0, 0, 0, True, True), True),  # it may be there all the same
+                 # the block may be there all the same
+                 (TableHits(0, 0, 0, False, False), True), (TableHits(0, 0, 0, True, True), True),
                  (TableHits(2, 2, 0, True, False), True)]
         for i, (advice[0], asks) in enumerate(steps):
             request = Request(f"r{i}", range(40))
@@ -172,11 +173,12 @@ class Decisions(unittest.TestCase):
         return [packed[i : i + 32] for i in range(0, len(packed), 32)]
 
     def alike(self, one, other):
-        """So many first keys."""
+        """How many keys are the same from the first on."""
         return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), len(one))
 
     def test_which_places_are_tokens_counts(self):
-        """vLLM's hash has the embeddings and the tokens, and not which of them the model takes at a place."""
+        """vLLM's hash has the embeddings and the tokens, but not which of the two the model takes
+        at a place."""
         def masked(*tokens):
             return self.keys(prompt_embeds=object(), prompt_is_token_ids=[i in tokens for i in range(4 * BLOCK)])
         self.assertEqual(self.alike(masked(3), masked(3)), 4)
@@ -257,7 +259,8 @@ class Decisions(unittest.TestCase):
 
 class Away(unittest.TestCase):
     def test_who_waits_for_a_daemon_waits_once(self):
-        """One that is restarted has retry_interval; after that nobody waits, until one answers."""
+        """A restarted daemon has retry_interval to come up. After that nobody waits until a daemon
+        answers."""
         now, missing = [100.0], UcmError(Status.NO_DAEMON, "none")
         with mock.patch("ucmclient.engine.vllm.link.Client"), mock.patch("ucmclient.engine.vllm.link.time.monotonic", lambda: now[0]):
             link = Link(settings.Settings(retry_interval=1.0), SimpleNamespace(kv_tensors=None), "test")
@@ -301,7 +304,7 @@ class Moves(unittest.TestCase):
 
 
     def test_events_that_the_daemon_can_not_open(self):
-        """The worker waits for them itself, and stores the refused blocks again."""
+        """The worker itself waits for the events, and stores the refused blocks again."""
         memory = SharedMemory(8 * 4096)
         view = engine_pages.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
         come, given, tasks = [False], [], []
@@ -353,7 +356,8 @@ class Moves(unittest.TestCase):
         self.assertTrue(all(task.closed for task in tasks))
 
     def test_what_requests_fill_in_a_step_goes_together(self):
-        """One dump of all that decode. If one of them is preempted its blocks are no longer read, and the others' are stored."""
+        """One dump for all requests that decode. If one of them is preempted, its blocks are no
+        longer read, and the others' are stored."""
         memory = SharedMemory(8 * 4096)
         view = engine_pages.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
         given, log, told = [], [], []
@@ -413,7 +417,7 @@ class Moves(unittest.TestCase):
 
 
 class CopyAgents(unittest.TestCase):
-    """Which workers have a copy agent. What it does for them is test_vllm_copy_agent.py's."""
+    """Which workers have a copy agent. test_vllm_copy_agent.py tests what it does for them."""
 
     def choice(self, setting, fragment=4096, on_gpu=True, missing=None, writes=True, **more):
         one = layout.Layout(((layout.Fragment(0, 1 << 20, 64), layout.Fragment(0, 1 << 20, fragment)),), 8, fragment, "", {})

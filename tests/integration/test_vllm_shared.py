@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""The vLLM connector while the shared tier is slow, in the small engines of tests/engines/vllm. What another host has stored lies on a root that is a
-process, which the test stops and lets go on: so it is as slow as the test wants, on any machine."""
+"""The vLLM connector while the shared tier is slow, in the small engines of tests/engines/vllm.
+Blocks of another host lie on a root. The test stops the root's process, and lets it go on. So the
+root is as slow as the test wants, on any machine."""
 
 import os
 import shutil
@@ -24,7 +25,8 @@ LONG = 120.0
 
 
 class Slow:
-    """self.daemon is one of a host that has stored nothing. TOKENS lie on the shared tier, where another host has stored them."""
+    """self.daemon is that of a host that has stored nothing. TOKENS lie on the shared tier, where
+    another host has stored them."""
 
     KINDS = ()
     directory = None
@@ -101,7 +103,7 @@ class SlowShared(Slow, Case):
         self.assertTrue(self.loads(self.engine(), self.TOKENS), "it was stored")
 
     def test_what_is_here_is_loaded_when_the_wait_ends(self):
-        """This host has a prompt's beginning; of its end the shared tier is asked."""
+        """This host has a prompt's beginning, and asks the shared tier for its end."""
         self.check(self.engine(shared_wait=LONG), Request("cold", prompt(902, 64)))
         e = self.engine(shared_wait=0.05)
         self.hold()
@@ -168,7 +170,7 @@ class SlowHybrid(Slow, test_vllm_hybrid.HybridCase):
 
 
 class Turns(unittest.TestCase):
-    """The order of lookups, over a daemon that is always asking."""
+    """The order of lookups, with a daemon that is always still asking the shared tier."""
 
     def setUp(self):
         self.asked, self.pending = [], True

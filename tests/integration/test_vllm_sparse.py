@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""Sparse decoding in the small engine of tests/engines/vllm against a real daemon. Every output is compared, bit for bit, with that of a decoder
-that has all K and V in one array and attends the same blocks; and so are the blocks. Attention itself is compared with numpy's."""
+"""Sparse decoding in the small engine of tests/engines/vllm against a real daemon. A decoder has
+all K and V in one array and attends the same blocks. Every output, and every choice of blocks, is
+compared with the decoder's, bit for bit. Attention itself is compared with numpy's."""
 
 import os
 import shutil
@@ -128,7 +129,7 @@ class Scheduled(Together):
         self.assertIn(True, mixed)
 
     def test_preemption(self):
-        """By a dense request, which keeps all its pages."""
+        """A dense request, which keeps all its pages, preempts sparse ones."""
         e = self.cold(blocks=9, budget=48)
         requests = [e.request(f"r{i}", prompt(614 + i, 50, shared=32), outputs=40) for i in range(2)]
         self.check(e, Request("dense", prompt(612, 40), outputs=60), *requests)
@@ -193,7 +194,7 @@ class Trouble(SparseCase):
         self.nothing_held()
 
     def test_killed_and_back_with_its_disk(self):
-        """Nothing is computed again, and the new daemon keeps the blocks from then on."""
+        """No block is computed again, and the new daemon keeps the blocks from then on."""
         e, sequences = self.engine(ranks=2, gather_timeout=20.0), []
 
         def kill():
@@ -206,7 +207,8 @@ class Trouble(SparseCase):
         self.assertEqual((e.recomputed, e.errors, sequences), (0, 0, [2]))
 
     def test_evicted_by_name(self):
-        """A sequence's lease brings nothing back: the request is computed again, and a later one finds what that has stored."""
+        """A sequence's lease brings nothing back. The request is computed again, and a later one
+        finds the blocks that it stored."""
         self.stop()
         self.daemon = daemon(nvme=False)  # a block that is still being written could not be stored again
         e, tokens = self.engine(), prompt(600, 100)
@@ -225,8 +227,9 @@ class Trouble(SparseCase):
         self.assertEqual((e.recomputed, e.loaded_tokens), (1, 96))
 
     def test_the_mapping_goes_between_steps(self):
-        """Evicted by name, wanted back by the daemon, or gone with it: misses, which are counted, and the right bytes. What was evicted
-        nobody brings back, so the request is computed again."""
+        """Blocks are evicted by name, wanted back by the daemon, or gone with it. They are counted
+        misses, and bytes stay right. Nobody brings evicted blocks back, so the request is computed
+        again."""
         self.stop()
         config = "mapping:\n  size: {}MiB\n"
 
@@ -314,7 +317,7 @@ class Trouble(SparseCase):
         return e, request, run(e, request, between=self.at(e, 5, kill))
 
     def test_gone_for_good(self):
-        """What fits into pages is computed."""
+        """A request that fits into pages is computed."""
         e, _, done = self.gone_for_good(24)
         self.same(done)
         self.assertEqual((e.recomputed, e.errors), (1, 0))

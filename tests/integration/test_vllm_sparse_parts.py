@@ -1,6 +1,8 @@
 #!/usr/bin/python3
-"""Sparse decoding in vLLM, the parts that need none: which requests are sparse and when they are admitted, which blocks have no pages, the
-keys of what sparse tokens computed, entries in host memory, what ranks report. No daemon. tests/engines/vllm/check_sparse.py has the rest."""
+"""Parts of sparse decoding in vLLM that need no vLLM and no daemon. They say which requests are
+sparse, when they are admitted, and which blocks have no pages. Also keys of blocks that sparse
+tokens computed, entries in host memory, and reports of ranks. tests/engines/vllm/check_sparse.py
+has the rest."""
 
 import unittest
 from types import SimpleNamespace

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""The vLLM connector with pipeline and with decode context parallelism: each stage has its own layers, each rank of a context its own tokens,
-and a hit is what all have. The small engine of tests/engines/vllm (stages_engine.py) against a real daemon."""
+"""The vLLM connector with pipeline and with decode context parallelism. Each stage has its own
+layers, and each rank of a context its own tokens. A hit is what all have. The small engine of
+tests/engines/vllm (stages_engine.py) against a real daemon."""
 
 import unittest
 from unittest import mock
@@ -63,7 +64,7 @@ class Pipeline(Pipelines):
             self.assertEqual(other.loaded_tokens, 0)
 
     def test_a_hit_is_what_all_stages_have(self):
-        """The last stage stores nothing: no engine loads what the others have stored."""
+        """The last stage stores nothing, so no engine loads what the others have stored."""
         a, b = self.pipeline(), self.pipeline()
         a.ranks[1].connector._worker.writes = False
         self.check(a, Request("cold", prompt(2, 150)))
@@ -131,7 +132,7 @@ class LayerStores(Pipelines):
     """The setting `layer_stores`: each stage hands over its own layers."""
 
     def dumps(self, of, **more):
-        """For a prompt in one step: layers of its dumps, all stages' together."""
+        """The layers of a prompt's dumps in one step, of all stages together."""
         made, dump = [], Region.dump
 
         def counted(region, keys, blocks, *, layer=0, layers=0, **named):
@@ -152,7 +153,8 @@ class LayerStores(Pipelines):
         self.assertEqual(self.dumps((3,), ranks=2, context=2, replicated=True), [(0, 2)] * 2 + [(2, 1)] * 2)
 
     def test_stages_whose_layers_differ_in_size(self):
-        """They are cut into layers of one size: one of the engine's is several."""
+        """The stages' layers are cut into layers of one size, so one of the engine's layers is
+        several."""
         for where in ("split", "packed"):
             with self.subTest(where):
                 kv = 2 * BLOCK * model.KV_HEADS * model.HEAD
@@ -188,7 +190,8 @@ class LayerStores(Pipelines):
 
 
 class Contexts(Pipelines):
-    """Decode context parallelism: tokens of a block in turn on several ranks. All layers in one stage, unless said otherwise."""
+    """Decode context parallelism: a block's tokens lie on several ranks in turn. All layers are in
+    one stage, unless said otherwise."""
 
     def test_tokens_in_turn(self):
         for more in ({"replicated": True}, {"replicated": True, "run": 4}, {"replicated": True, "layout": "packed"},

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""The vLLM connector's setting `summaries`, in the small engine of tests/engines/vllm against a real daemon: stored blocks get the summary of
-their K and V in every layout, engines share them, and a restart finds them."""
+"""The vLLM connector's setting `summaries`, in the small engine of tests/engines/vllm against a
+real daemon. Stored blocks get the summary of their K and V in every layout. Engines share them, and
+a restart finds them."""
 
 import shutil
 import tempfile

@@ -117,7 +117,7 @@ class Tiers(Case):
         self.assertEqual([self.chunk(two, i) for i in (1, 2, 3)], [self.chunk(one, i) for i in (5, 0, 2)])
 
     def test_a_load_that_comes_in_part(self):
-        """vLLM keeps what came, and does not ask again for the rest."""
+        """vLLM keeps the blocks that came, and does not ask again for the others."""
         tier, names = self.tier(), keys(3)
         self.run_job(tier, "store", 1, names[:2], [0, 1])
         self.assertEqual(tier.lookup(names[0], None), Found.HIT)

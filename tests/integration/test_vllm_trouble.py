@@ -27,8 +27,9 @@ class Trouble(Case):
     ROUND = 8  # requests whose blocks are more than 1 MiB
 
     def test_a_reset_while_blocks_are_stored(self):
-        """The engine resets its cache though a store still reads pages of a finished request, and may give them to others at once: the store
-        ends, or is stopped, before anything is written to them."""
+        """The engine resets its cache although a store still reads pages of a finished request. It
+        may give them to others at once. The store ends, or is stopped, before anything is written
+        to them."""
         for more in ({}, {"ranks": 2}, {"async_load": False}, {"layout": "packed", "layer_stores": 16}):
             with self.subTest(**more):
                 e, first = self.engine(blocks=16, salt=str(more), **more), Request("first", prompt(41, 150), 1)
@@ -49,7 +50,7 @@ class Trouble(Case):
                 self.check(b, Request("first again", prompt(41, 150)), Request("second again", prompt(42, 200)))
 
     def test_a_reset_that_the_engine_refuses(self):
-        """Since requests run: what is being stored goes on."""
+        """The engine refuses because requests run. Stores go on."""
         e, first, second = self.engine(), Request("first", prompt(46, 150), 1), Request("second", prompt(47, 40), 20)
         with mock.patch.object(Task, "check", return_value=None):
             e.add(first)
@@ -145,12 +146,13 @@ class Trouble(Case):
                 e.add(Request("quick", prompt(51, 12), outputs=30))
             if r and r.status == "running" and "after" not in late:
                 late["after"] = e.steps
-        # The pause begins after the load's request, so whatever of it is left comes late.
+        # The pause begins after the load's request, so what is left of the load comes late.
         self.check(b, Request("late", tokens), between=between)
         self.assertIn("steps", late)
 
     def test_a_step_waits_for_a_daemon_that_is_stopped(self):
-        """Until it runs again it may be in the middle of a copy into blocks that the step computes."""
+        """Until the daemon runs again, it may be in the middle of a copy into blocks that the step
+        computes."""
         a, b, tokens, order = self.engine(), self.engine(async_load=False, transfer_timeout=1.0), prompt(57, 150), []
         self.check(a, Request("cold", tokens))
         load, drop, give_up, pid = Region.load, link_module.Link._drop, WorkerHalf._give_up, self.daemon.process.pid
@@ -298,7 +300,7 @@ class Trouble(Case):
         self.check(e, Request("warm", longer), Request("beside", tokens + prompt(92, 40)))
         self.assertGreater(e.recomputed, 0)
         self.assertGreater(self.stats()["nvme_corrupt"], 0)
-        # What was computed with blocks that were not there is nobody's.
+        # Nobody gets KV that was computed with missing blocks.
         self.check(other, Request("later", longer), Request("beside", tokens + prompt(92, 40)))
         self.assertGreater(other.loaded_tokens, 5 * BLOCK)
 
@@ -353,7 +355,8 @@ class Trouble(Case):
             e.connector._scheduler._tracked(request).slow = 96
             shown = e.connector.get_external_cache_hit_sources(request, 288)
             self.assertEqual({tier.name: n for tier, n in shown.items()}, {"HOST": 192, "DISK": 96})
-        # Measured; in DRAM now; not worth it, and prefetched meanwhile; so it is there.
+        # First measured; then in DRAM; then not worth it, but prefetched meanwhile; so at last it
+        # is there.
         self.assertEqual(loaded, [True, True, False, True])
 
     def corrupt(self, path, payloads):

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""Which weights, and which version of a LoRA adapter, an engine's KV is of, against a real daemon in the small engine of tests/engines/vllm: nothing is loaded that other
-weights made, nor stored as theirs."""
+"""Which weights, and which version of a LoRA adapter, an engine's KV belongs to. Against a real
+daemon, in the small engine of tests/engines/vllm. KV of other weights is never loaded, and none is
+stored under other weights' name."""
 
 import os
 import shutil
@@ -21,12 +22,13 @@ from ucmclient.engine.weights import files_at
 
 class Weights(Case):
     def another_process(self):
-        """An engine that knows nothing of what the others have read."""
+        """An engine that does not know which files the others have read."""
         adapters._read.clear()
         return self.engine()
 
     def test_adapters_are_what_was_read_of_them(self):
-        """Not what their files are when a request comes, or came to be while they were read."""
+        """Not the files as they are when a request comes, nor as they became while they were read.
+        """
         tokens, writer, reader = prompt(9, 100), self.engine(), self.engine()
         old = self.adapter("old weights")
         writer.add_lora(old)
@@ -39,7 +41,8 @@ class Weights(Case):
         self.assertEqual((reader.loaded_tokens, self.stats()["dump_blocks"]), (0, 0))
 
     def test_an_adapter_that_is_read_again(self):
-        """As an engine does whose cache of adapters is full: from then on its KV is that of the new files."""
+        """Like an engine whose cache of adapters is full. From then on its KV is that of the new
+        files."""
         tokens, lora = prompt(9, 100), self.adapter("old weights")
         a = self.engine()
         self.check(a, Request("old", tokens, lora=lora))
@@ -107,7 +110,8 @@ class Weights(Case):
             self.assertEqual(len(looks), at_the_load)
 
     def test_weights_that_change_in_a_running_engine(self):
-        """By any of vLLM's ways, with a reset after it or without: nothing older is loaded, and what comes is no other engine's."""
+        """They change in any of vLLM's ways, with or without a reset afterwards. No older KV is
+        loaded, and no other engine gets the new."""
         tokens, hit = prompt(9, 100), 100 // BLOCK * BLOCK
         for keeps, what, counts in ((False, "update_weights", True), (False, "a function", True), (False, "list_loras", False), (True, "reload_weights", True),
                                     (True, "a function", False)):
@@ -165,7 +169,8 @@ class Weights(Case):
         self.assertEqual(a.loaded_tokens, 0)
 
     def test_weights_that_may_be_others_are_shared_with_nobody(self):
-        """Files that were replaced while a model was read are named neither as the old ones nor as the new ones."""
+        """If files were replaced while a model was read, its KV gets neither the old files' name
+        nor the new ones'."""
         directory, tokens = tempfile.mkdtemp(), prompt(9, 100)
         self.addCleanup(shutil.rmtree, directory)
         path = os.path.join(directory, "model.safetensors")

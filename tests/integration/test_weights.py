@@ -43,7 +43,7 @@ class Weights(unittest.TestCase):
             self.assertEqual(self.doubt(), "")
         before = time.time()
         with mock.patch.object(weights, "process_began", return_value=before):
-            os.utime(self.file, (1, 1))  # as tools do that copy times, too
+            os.utime(self.file, (1, 1))  # as with tools that copy times, too
             self.assertNotEqual(self.doubt(), "")
 
     def test_names_sizes_and_times_count(self):
@@ -89,7 +89,8 @@ class Weights(unittest.TestCase):
         self.assertEqual(self.doubt(link), "", "a draft that is the model itself")
 
     def test_a_file_that_was_just_written(self):
-        """A further change might not show in its times, so who begins to read it waits until one does."""
+        """A further change might not show in the file's times, so a reader waits until one would.
+        """
         for change in (False, True):
             def waits(_):
                 if change:  # noqa: B023
@@ -105,7 +106,7 @@ class Weights(unittest.TestCase):
             self.assertEqual(bool(self.doubt()), change)
 
     def test_a_file_server_has_another_clock(self):
-        """However old its files seem."""
+        """This holds however old its files seem."""
         changed = weights.files_at(self.directory).changed
         self.assertTrue(weights.files_at(self.directory).own_clock)
         with mock.patch.object(weights, "process_began", return_value=changed + 300):
@@ -127,7 +128,7 @@ class Weights(unittest.TestCase):
             self.assertEqual(weights.files_at(path, ("",)).own_clock, own, path)
 
     def test_bytes_count_of_a_close_look(self):
-        """Where a file system shows no change."""
+        """The file system shows no change."""
         seen, shown = [], os.stat(self.file)
         for text in ("one " * 5000, "two " * 5000):
             self.write(text)
@@ -136,7 +137,8 @@ class Weights(unittest.TestCase):
         self.assertNotEqual(*seen)
 
     def test_a_commit_is_remembered_for_a_while(self):
-        """A look at each request walks through a hub's directories; an engine that reads it looks again."""
+        """To look at each request would walk through a hub's directories. An engine that reads the
+        model looks again."""
         looks = []
 
         def snapshot_download(name, revision=None, local_files_only=False):

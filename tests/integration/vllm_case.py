@@ -1,5 +1,5 @@
-"""What the tests of the vLLM connector share: a real daemon, and the small paged engine of tests/engines/vllm, whose outputs are
-compared with those that it has without a cache."""
+"""What the tests of the vLLM connector share: a real daemon, and the small paged engine of
+tests/engines/vllm. The engine's outputs are compared with those without a cache."""
 
 import contextlib
 import os
@@ -49,8 +49,8 @@ def expected(tokens, outputs, dtype="float32"):
 
 @contextlib.contextmanager
 def wild(heads=range(model.KV_HEADS)):
-    """Within it, channels of these heads' V differ so much in size that their exponents are not few, and "lossless" does not hold
-    them."""
+    """A model in which channels of these heads' V differ widely in size. They have so many
+    exponents that "lossless" does not fit them."""
     changed = model.Model()
     for layer in changed.layers:
         for head in heads:
@@ -61,7 +61,7 @@ def wild(heads=range(model.KV_HEADS)):
 
 
 def run(e, *requests, between=lambda e: None, limit=30.0):
-    """Steps until every request is over; all there were, by name."""
+    """Steps until every request is over. Returns all requests, by name."""
     for r in requests:
         e.add(r)
     everything, end = dict(e.requests), time.monotonic() + limit
@@ -115,7 +115,7 @@ class Case(unittest.TestCase):
                     self.assertTrue(numpy.array_equal(a, b), f"{r.request_id}, output {i}")
 
     def check(self, e, *requests, but=(), **more):
-        """The requests' outputs are right, and no block is left behind."""
+        """Checks that the requests' outputs are right, and that no block is left over."""
         self.same(run(e, *requests, **more), but)
         self.assertTrue(e.pool.idle(), "blocks were never given back")
 
@@ -128,7 +128,7 @@ class Case(unittest.TestCase):
     eventually = staticmethod(until)
 
     def restart(self, **more):
-        socket = self.daemon.socket  # in the directory of the one that is killed
+        socket = self.daemon.socket  # in the directory of the daemon that is killed
         self.addCleanup(shutil.rmtree, self.daemon.directory, ignore_errors=True)
         self.daemon.process.kill()
         self.daemon.process.wait()
