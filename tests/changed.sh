@@ -1,6 +1,7 @@
 #!/bin/bash
-# changed.sh: which topics of tests/long_suites the files concern that changed since BASE, a commit: what trunk had, or the commit
-# before where this is trunk. Files that are not committed count. Without git all topics.
+# changed.sh: prints the topics of tests/long_suites that concern files changed since the commit
+# BASE. By default BASE is trunk, or on trunk the commit before. Uncommitted files count. Without
+# git, all topics.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 

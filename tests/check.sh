@@ -1,23 +1,27 @@
 #!/bin/bash
-# check.sh MAKE PHASE...: builds and runs the tests of the phases plain (gcc, every one), system (gcc, those of whole
-# programs), long (gcc, long suites only), asan (clang), tsan (gcc) and fuzz (clang). Unit tests run in asan or in plain: one of them tells all. tests.mk says
-# what else asan and tsan have.
-# One line a program; what failed is shown with its output. The last line sums up, and the exit status
-# is 0 only when nothing failed. `make check` and its relatives call it, from the top directory.
+# check.sh MAKE PHASE...: builds and runs the tests of these phases:
+# - plain (gcc): every test
+# - system (gcc): tests of whole programs
+# - long (gcc): only the long suites
+# - asan (clang), tsan (gcc) and fuzz (clang)
+# Unit tests run in asan or in plain: one of the two suffices. tests.mk says what else asan and tsan
+# have. Prints one line a program, and the output of what failed. The last line sums up. The exit
+# status is 0 only when nothing failed. `make check` and its relatives call it, from the top
+# directory.
 set -u
 shopt -s extglob
 read -ra make <<<"$1"
 shift
 
 results=$PWD/build/results
-# What `make setup-mooncake` fetches.
+# The Python that `make setup-mooncake` downloads.
 mooncake=$(realpath -m "${MOONCAKE_VENV:-build/mooncake-venv}")/bin/mooncake-python
-# Debian's, which has the packages of `make setup`; another Python may be first in PATH.
+# Debian's Python, which has the packages of `make setup`. Another one may be first in PATH.
 python3=/usr/bin/python3
 [ -x "$python3" ] || python3=python3
 passed=0 failed=0 skipped=0
 failures=()
-# What is installed is made there, and by users; or what make's BUILD names.
+# Users and installations build there, unless make's BUILD names another directory.
 plain=${BUILD:-build} fatbins=build/fatbin symbols=-g
 
 # ---- counting ----
@@ -41,12 +45,12 @@ count() {
     grep -cE "$1" "$2" 2>/dev/null
 }
 
-# What a sanitizer wrote about any process of the test, also those that the test started, fails it.
+# A test fails if a sanitizer wrote about any of its processes, also those that it started.
 sanitizer_reports() {
     local found=0 file
     for file in "$1".san.*; do
         [ -e "$file" ] || continue
-        # Tests of lack of memory ask for more than there is.
+        # Tests of memory shortage ask for more than there is.
         grep -qvE '^(==[0-9]+==WARNING: [A-Za-z]+ failed to allocate .*)?$' "$file" || continue
         show "$file"
         found=1
@@ -59,15 +63,15 @@ sanitizer_reports() {
 # runs PHASE PROGRAM: whether the phase has this program of the list.
 runs() {
     case $1:${2##*/} in
-    # In asan they are as fast as here.
+    # In asan these tests are as fast as here.
     system:s3 | long:*) return 1 ;;
     system:integration | system:fault | system:roots | system:mooncake) ;;
     system:*) return 1 ;;
     esac
 }
 
-# without_kernels: where no GPU could run kernels nobody waits until they are compiled. Empty files stand for them, in builds
-# that nobody installs.
+# without_kernels: if no GPU could run kernels, does not compile them. Empty files replace them, in
+# builds that nobody installs.
 without_kernels() {
     local files
     [ ! -e /dev/nvidiactl ] || return 0
@@ -79,22 +83,22 @@ without_kernels() {
     "${make[@]}" -sq FATBINS="$fatbins" fatbins 2>/dev/null || touch $files
 }
 
-# build_of PHASE: the arguments with which make builds it, the directory that this comes into, and what is built.
+# build_of PHASE: make's arguments for its build, the build's directory, and the targets.
 build_of() {
     case $1 in
-    # What takes a compiler a minute comes first: it must not be alone at the end.
+    # Files that take a compiler a minute come first, so that none is alone at the end.
     plain | system | long)
         arguments=(BUILD="$plain" FATBINS="$fatbins" SYMBOLS="$symbols")
         directory=$plain targets=(fatbins all build-tests)
         ;;
-    # Fuzz targets are of the same objects.
-    # -g1: the lines that a report names. -O0: a sanitizer's checks take a compiler longer to optimise than tests to run.
+    # Fuzz targets share the objects. -g1: reports name lines. -O0: optimising a sanitizer's checks
+    # would take longer than the tests run.
     asan | fuzz)
         arguments=(BUILD=build/clang FATBINS="$fatbins" "CC=${CLANG:-clang}" 'SAN=address,undefined,fuzzer-no-link' 'CFLAGS=-O0 -g1' SUITES=marked)
         directory=build/clang/san-address targets=(build-daemon build-tests)
         [ "$1" = asan ] || targets=(build-fuzz)
         ;;
-    # Kernels have no threads of their own: one instruction set.
+    # Kernels have no threads of their own, so one instruction set suffices.
     tsan)
         arguments=(BUILD=build/tsan SAN=thread FATBINS="$fatbins" KERNEL_ISA=base 'CFLAGS=-O0 -g1' SUITES=marked)
         directory=build/tsan/san-thread targets=(build-daemon build-tests)
@@ -102,7 +106,7 @@ build_of() {
     esac
 }
 
-# leave_out PHASE: of the targets, programs that the phase does not run.
+# leave_out PHASE: targets of programs that the phase does not run.
 leave_out() {
     local program tests=(test-tools)
     for program in $("${make[@]}" -s "${arguments[@]}" list-tests); do
@@ -111,7 +115,8 @@ leave_out() {
     mapfile -t targets < <(printf '%s\n' "${targets[@]/build-tests/}" "${tests[@]}" | grep .)
 }
 
-# start_build PHASE [WORD...]: in the background, by commands that begin with these words. Tests of all phases use some of the plain build.
+# start_build PHASE [WORD...]: builds in the background, by commands that begin with these words.
+# Tests of all phases use some of the plain build.
 start_build() {
     local phase=$1 arguments directory targets used=("$plain"/{libucmclient.so,ucmctl,ucm-bench,encoding_kernels.so})
     shift
@@ -149,9 +154,10 @@ finish_build() {
 criterion() {
     local label=$1 name=${2##*/} start=$SECONDS jobs rc ok bad skip
     local log=$results/$label/$name
-    # They wait more than they work.
+    # These tests wait more than they work.
     jobs=$((2 * $(nproc)))
-    # With the real master one test at a time: some stop it. Without, the client is played, as it is for test_shared_mooncake_hosts.py.
+    # With the real master, one test runs at a time, because some stop it. Without it, the client is
+    # played, as for test_shared_mooncake_hosts.py.
     if [ "$name" = mooncake ] && [ -x "$mooncake" ]; then
         jobs=1
         export UCM_MOONCAKE_PYTHON=$mooncake
@@ -165,12 +171,12 @@ criterion() {
     finish "$label" "$name" "$start" "$rc" "${ok:-0}" "${bad:-0}" "${skip:-0}"
 }
 
-# python LABEL 'FILE [TEST...]': unittest's closing lines tell.
+# python LABEL 'FILE [TEST...]': reads the counts from unittest's last lines.
 python() {
     local label=$1 name words start=$SECONDS rc ran bad=0 skip n log
     read -ra words <<<"$2"
     name=${words[0]##*/} log=$results/$label/${words[0]##*/}
-    # What the first of them compiles the others find.
+    # The first of them compiles these, and the others find them.
     timeout -k 10 "${TEST_SECONDS:-300}" "$python3" "${words[@]}" >"$log.log" 2>&1 </dev/null
     rc=$?
     ran=$(sed -nE 's/^Ran ([0-9]+) tests?.*/\1/p' "$log.log" | tail -n 1)
@@ -181,8 +187,8 @@ python() {
     finish "$label" "$name" "$start" "$rc" $((${ran:-0} - bad - ${skip:-0})) "$bad" "${skip:-0}"
 }
 
-# finish LABEL NAME START STATUS PASSED FAILED SKIPPED: a program that ended badly, or ran nothing,
-# failed, whatever it counted.
+# finish LABEL NAME START STATUS PASSED FAILED SKIPPED: a program that ended badly, or ran no test,
+# has failed, whatever it counted.
 finish() {
     local label=$1 name=$2 log=$results/$1/$2 rc=$4 ok=$5 bad=$6 skip=$7
     [ "$rc" = 0 ] && [ $((ok + skip)) = 0 ] && [ "$bad" = 0 ] && rc=no-test
@@ -194,8 +200,8 @@ finish() {
 
 # ---- next to each other ----
 
-# worker NAME COMMAND...: runs COMMAND with each line that it gets of descriptor 8, where other workers
-# read, too. What it reported is in NAME.counts.
+# worker NAME COMMAND...: runs COMMAND with each line that it reads from descriptor 8, where other
+# workers read, too. NAME.counts has what it reported.
 # shellcheck disable=SC2030,SC2031
 worker() {
     local at=$results/$1 task
@@ -235,19 +241,19 @@ together() {
 
 # ---- phases ----
 
-# environment PHASE DIRECTORY NAME: what a test knows of the build that it belongs to.
+# environment PHASE DIRECTORY NAME: variables that tell a test about its build.
 environment() {
     local label=${1/@(system|long)/plain} o=$PWD/$2 log=$results/$1/$3.san
     export UCMD=$o/ucmd UCMCTL=$o/ucmctl UCMEVENTS=$o/ucmevents UCM_BENCH=$o/ucm-bench UCM_PHASE=$label
     export UCMCLIENT_LIB=$PWD/$plain/libucmclient.so PYTHONPATH=$PWD/client/python
     export UCM_SPARSE_KERNELS=$PWD/$plain/sparse_kernels.so UCM_ENCODING_KERNELS=$PWD/$plain/encoding_kernels.so
     export UCM_DECODE_KERNELS=$PWD/$plain/decode_kernels.so
-    # For those who call make.
+    # For tests that call make.
     export BUILD=$plain FATBINS=$fatbins
-    # What only makes work for a daemon does it without a sanitizer.
+    # Programs that only make work for a daemon have no sanitizer.
     [ "$label" = plain ] || UCM_BENCH=$PWD/$plain/ucm-bench
     [ "$label" != tsan ] || UCMCTL=$PWD/$plain/ucmctl
-    # Its threads spin for work, on cores that other tests want.
+    # Its threads spin for work, on cores that other tests need.
     export OPENBLAS_NUM_THREADS=1
     export ASAN_OPTIONS="strict_string_checks=1:detect_leaks=1:log_path=$log"
     export UBSAN_OPTIONS="print_stacktrace=1:log_path=$log"
@@ -255,7 +261,8 @@ environment() {
     [ ! -e tests/runner/tsan.supp ] || TSAN_OPTIONS+=":suppressions=$PWD/tests/runner/tsan.supp"
 }
 
-# pythons PHASE: the longest first. A sanitizer sees the daemon alongside clients that mean no good; ThreadSanitizer where it has most threads.
+# pythons PHASE: the longest first. Under a sanitizer, tests of hostile clients run; under
+# ThreadSanitizer, those in which the daemon has most threads.
 pythons() {
     local topic name file hostile=(integration/test_{protocol,protocol_blocks,encoding_hostile,limits,held_up,turns,proof,shared_hangs,shared_attempts}.py
         integration/test_{mapping,events_zmq}.py fault/test_retrieval_random.py fuzz/live/test_live.py)
@@ -278,7 +285,8 @@ pythons() {
     done | awk '!seen[$0]++' | shorten
 }
 
-# shorten: of lines of files, those of long suites with the tests that they have this time (tests/long_suites).
+# shorten: adds to long suites' lines the tests that they have this time, or drops the line
+# (tests/long_suites).
 shorten() {
     awk -v long=" ${LONG-encoding sparse blend connector gate} " '
         NR == FNR { if (!/^#/ && !index(long, " " $1 " ")) { file = "tests/integration/" $2; $1 = $2 = ""; tests[file] = $0 } next }
@@ -296,7 +304,8 @@ one() {
     esac
 }
 
-# mix WAITING...: the lines of standard input, and among the first of them those that wait.
+# mix WAITING...: prints the lines of standard input, with WAITING, which mostly wait, among the
+# first.
 mix() {
     local line n=0
     while read -r line; do
@@ -306,7 +315,8 @@ mix() {
     [ $# = 0 ] || printf '%s\n' "$@"
 }
 
-# suite PHASE: programs that wait for disks, deadlines and servers begin, and Python does so alongside what computes.
+# suite PHASE: programs that wait for disks, deadlines and servers begin first. Python tests run
+# alongside those that compute.
 suite() {
     local phase=$1 arguments directory targets program work=() waits=() tests workers=$((2 * $(nproc)))
     build_of "$phase"
@@ -319,7 +329,7 @@ suite() {
     done
     mapfile -t -O "${#waits[@]}" waits < <(pythons "$phase")
     mapfile -t tests < <(printf '%s\n' ${work[@]+"${work[@]}"} | grep . | mix "${waits[@]}")
-    # Without a sanitizer they wait more than they work.
+    # Without a sanitizer these tests wait more than they work.
     [[ $phase != @(plain|system|long) ]] || workers=$((4 * $(nproc)))
     together "$phase/workers" "$workers" "one $phase $directory" "${tests[@]}"
 }
@@ -361,9 +371,9 @@ while [ $# -gt 0 ]; do
     phase=$1 built=yes
     shift
     finish_build "$phase" || built=no
-    # The next one is built next to this one's tests, of what they leave of the cores.
+    # The next phase is built alongside this one's tests, with the cores that these leave free.
     [ $# = 0 ] || start_build "$1" nice -n 4
-    # Tests of this phase use what is fetched.
+    # Tests of this phase use what setup downloads.
     [[ $phase != @(plain|system) ]] || wait "$fetching"
     case $built:$phase in
     yes:fuzz) fuzzers ;;

@@ -1,9 +1,9 @@
 #!/bin/bash
-# check_kill.sh DIRECTORY: 2,000 rounds of kills and, alongside them, 2,000 of power failures and then 400
-# of kills while parts are moved (ROUNDS=N: N, N and N/5) with the programs of DIRECTORY, in slices of
-# SLICE rounds (100), from SEED on (the time). One line a slice: its seed, which runs it again, its
-# seconds, and what the test counted. `make check-kill` calls it. The exit status is 0 only when
-# nothing was lost.
+# check_kill.sh DIRECTORY: with the programs of DIRECTORY, runs 2,000 rounds of kills. Alongside
+# them it runs 2,000 of power failures, then 400 of kills while parts are moved. ROUNDS=N: N, N and
+# N/5. Rounds come in slices of SLICE (100), from SEED on (the time). Prints one line a slice: its
+# seed, which runs it again, its seconds, and what the test counted. `make check-kill` calls it. The
+# exit status is 0 only when nothing was lost.
 set -u
 directory=$1
 rounds=${ROUNDS:-2000} slice=${SLICE:-100}

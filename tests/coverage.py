@@ -1,8 +1,10 @@
-"""Lines and branches that tests ran, by directory: of the objects below a directory, which gcc counts with --coverage.
+"""Lines and branches that tests ran, by directory: of the objects below a directory, which gcc
+counts with --coverage.
 
     python3 tests/coverage.py build/coverage [--files]
 
-What runs in a process that is killed, that may not write, or that becomes another program counts as not run.
+Code of a process that is killed, that may not write, or that becomes another program counts as not
+run.
 """
 
 import collections
@@ -16,7 +18,8 @@ AT_ONCE = 100
 
 
 def counts(directory):
-    """{(file, line, branch): times}, with None for the line itself; what several objects have of a file is one."""
+    """{(file, line, branch): times}, with None for the line itself. Counts of several objects of
+    one file are added."""
     found = glob.glob(os.path.join(directory, "**/obj/**/*.gcno"), recursive=True)
     merged = collections.Counter()
     for at in range(0, len(found), AT_ONCE):

@@ -1,7 +1,7 @@
 #!/bin/bash
-# lint.sh MAKE CLANG: formatting, lines of 100 columns, what the core may include, a build with clang;
-# and, where they are installed, cppcheck and shellcheck. Exits non-zero at the first that has
-# something to say.
+# lint.sh MAKE CLANG: checks formatting, lines of 100 columns, and what the core may include, and
+# builds with clang. Runs cppcheck and shellcheck where they are installed. Exits non-zero at the
+# first check that fails.
 set -eu
 read -ra make <<<"$1"
 

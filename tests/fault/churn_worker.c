@@ -69,7 +69,7 @@ static void shuffle(uint32_t *v, uint32_t n)
 
 /* ---- which keys are evicted by name ---- */
 
-/* A lease keeps no block that somebody evicts by name. All processes share this. */
+/* A lease keeps no block that a worker evicts by name. All processes share this. */
 struct evictions {
     atomic_uint begun[CHURN_SPACES][KEYS_MAX], ended[CHURN_SPACES][KEYS_MAX];
 };
@@ -123,7 +123,7 @@ static _Noreturn __attribute__((format(printf, 1, 2))) void wrong(const char *fo
     _exit(EXIT_WRONG);
 }
 
-/* One request: which keys, to or from which blocks, what of them. */
+/* One request: which keys, to or from which blocks, which layers. */
 struct batch {
     struct worker *w;
     uint32_t n, layer, layers, lease, daemon_timeout_ms;
@@ -193,7 +193,7 @@ static void planes_mark(const struct batch *b, uint32_t block, bool inside)
     }
 }
 
-/* Only what this dump may read is there. */
+/* Only bytes that this dump may read are there. */
 static void batch_fill(struct batch *b)
 {
     for (uint32_t i = 0; i < b->n; i++) {
@@ -260,7 +260,7 @@ static void load_check_ok(struct batch *b, uint32_t i)
 {
     size_t outside = 0, differs;
 
-    /* What was not asked for must be as it was: it is made right here, and only here. */
+    /* Bytes outside of the request must be unchanged. Only this function restores them. */
     for (uint32_t p = 0; p < 2 * b->w->layers; p++) {
         if (p / 2 >= b->layer && p / 2 < b->layer + b->layers)
             continue;
@@ -340,7 +340,7 @@ static struct worker *some_worker(void)
     return &me.w[churn_below(me.space->parts)];
 }
 
-/* In the middle of whatever was begun. */
+/* The process dies in the middle of what it has begun. */
 static void perhaps_die(void)
 {
     if (churn_chance(1))
@@ -368,7 +368,7 @@ static void do_dump_whole(void)
     }
 }
 
-/* Layer by layer, in any order; now and then one is left out, or the worker loses interest. */
+/* Layer by layer, in any order. Now and then a layer is left out, or the worker gives up. */
 static void do_dump_layers(void)
 {
     uint32_t order[8];
@@ -582,7 +582,7 @@ static void do_keep(void)
         wrong("pin, unpin or evict: %s", ucm_errmsg());
 }
 
-/* A lease that nobody ends: the connection's end does. */
+/* A lease that only the connection's end ends. */
 static void do_forget_lease(void)
 {
     struct batch b;
@@ -602,7 +602,7 @@ static void open_worker(uint32_t part)
                                          .layer_bytes = me.space->layer_bytes});
 }
 
-/* The region goes while its load is under way: the load ends first, and only then the mapping. */
+/* The region goes while its load is under way. The load ends first, and only then the mapping. */
 static void do_reopen(void)
 {
     struct worker *w = some_worker();

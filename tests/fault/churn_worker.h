@@ -1,5 +1,5 @@
-/* A process of test_churn: workers of one namespace, one for each part, which do everything that a
- * worker may do and check each byte that they are given. */
+/* A process of test_churn: workers of one namespace, one for each part. They do everything that a
+ * worker may do, and check each byte that they get. */
 #ifndef UCMD_TESTS_CHURN_WORKER_H
 #define UCMD_TESTS_CHURN_WORKER_H
 
@@ -21,10 +21,11 @@ uint64_t churn_random(void);
 uint32_t churn_below(uint32_t n);
 bool churn_chance(uint32_t percent);
 
-/* SIGTERM ends the process after what it is doing. Set before it is forked: a child that SIGTERM
- * reaches before it runs must not die of it. */
+/* SIGTERM ends the process after its present work. Set before the fork, so that SIGTERM does not
+ * kill a child that has not run yet. */
 void churn_leave_on_sigterm(void);
-/* Before the first process is forked, and whenever all are gone: forgets which keys they evicted. */
+/* Forgets which keys were evicted. To be called before the first fork, and whenever all processes
+ * are gone. */
 void churn_round(void);
 /* In a child: works until SIGTERM. Exits with 0, or says what was wrong. */
 _Noreturn void churn_process(struct host *host, uint64_t seed);

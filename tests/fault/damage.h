@@ -58,8 +58,8 @@ static inline void store_written(uint64_t first, uint32_t n)
     cr_assert(metric_reaches(w.client, "nvme_writes", before + n, 20000));
 }
 
-/* What is damaged lies first in the log, in whichever order the others come: at the end of a
- * segment a slot with another's header is where the log ended, for all that one can see. */
+/* The damaged slot lies first in the log, in whichever order the others come. At the end of a
+ * segment, a slot with another part's header would look like the end of the log. */
 #define EARLY 16u
 
 static inline void store(uint64_t first)
@@ -68,7 +68,8 @@ static inline void store(uint64_t first)
     store_written(first + EARLY, BLOCKS - EARLY);
 }
 
-/* Loads all; every one that is there is right. How many are missing; *victim: is that one? */
+/* Loads all, and checks each that is there. Returns how many are missing. *victim: whether the
+ * victim is one of them. */
 static inline unsigned load_all(uint64_t first, bool *victim)
 {
     uint8_t status[BLOCKS];
@@ -78,7 +79,7 @@ static inline unsigned load_all(uint64_t first, bool *victim)
     return missing;
 }
 
-/* What was lost is stored again. */
+/* Stores lost blocks again. */
 static inline void store_again(void)
 {
     uint8_t keys[BLOCKS * WORKER_KEY_BYTES];
@@ -98,7 +99,7 @@ static inline uint64_t damage_seen(void)
            metric(w.client, "nvme_read_errors") + metric(w.client, "nvme_scrub_bad");
 }
 
-/* A daemon with a sanitizer takes long to start: some of them will do. */
+/* A daemon with a sanitizer takes long to start, so only some cases run there. */
 static inline bool left_out(size_t i)
 {
     const char *phase = getenv("UCM_PHASE");

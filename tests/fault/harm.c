@@ -71,7 +71,7 @@ static void overwrite(int fd, off_t to, off_t from)
     harm_put(fd, slot, HARM_SLOT_BYTES, to);
 }
 
-/* Harms one of the two: the older one knows only an earlier start. */
+/* Harms one of the two copies. The older one knows only an earlier start. */
 static off_t newer_state(int fd)
 {
     uint64_t a, b;

@@ -1,5 +1,6 @@
-"""Fleets of hosts for test_hosts.py, by the kind of root that they share: each has `hosts`, `files` (the directory that blocks lie in, if there is one),
-`accidents` (what else may happen, by name: functions of a host and a random.Random), stored() and close()."""
+"""Fleets of hosts for test_hosts.py, by the kind of root that they share. Each has `hosts`,
+stored() and close(). `files` is the directory that blocks lie in, if there is one. `accidents` are
+other things that may happen, by name: functions of a host and a random.Random."""
 
 import http.client
 import json
@@ -166,7 +167,8 @@ class S3(Plain):
 
 
 class Mooncake(Plain):
-    """A master and a process that grants it memory, from PyPI. What they forget is lost: that is allowed."""
+    """A master and a process that gives it memory, from PyPI. Blocks that they forget are lost,
+    which is allowed."""
 
     files = None
 

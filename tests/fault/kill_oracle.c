@@ -96,7 +96,7 @@ static uint64_t pages_unwritten(const struct file *f, uint64_t at)
     return ((data < 0 ? f->bytes : (uint64_t)data) - at) / PAGE;
 }
 
-/* Offset of a slot's header, by chance the first after a random place; 0: there is none. */
+/* Offset of a slot's header: the first after a random place; 0: there is none. */
 static uint64_t slot_find(struct oracle *o, const struct file *f)
 {
     uint64_t pages = (f->bytes - DATA) / PAGE, start = oracle_random(o) % pages;
@@ -181,8 +181,8 @@ bool damage(struct oracle *o, const char *directory, const char **what)
         return false;
     snprintf(text, sizeof(text), "%s: %s", name,
              cache ? cache_damage(o, &f) : small_damage(o, &f, directory, name));
-    /* Out of the page cache: where the daemon's direct writes meet dirty pages the kernel reports
-     * an error that no disk had. */
+    /* Writes the damage out of the page cache. If the daemon's direct writes met dirty pages, the
+     * kernel would report an error that no disk had. */
     cr_assert_eq(fsync(f.fd), 0);
     cr_assert_eq(posix_fadvise(f.fd, 0, 0, POSIX_FADV_DONTNEED), 0);
     close(f.fd);

@@ -112,7 +112,7 @@ static void dump_told(struct kill_worker *k, uint32_t key, uint8_t status, bool 
     k->not_durable += !stored;
     if (!stored)
         return;
-    /* what exists already, of an earlier run, has not been read by anybody */
+    /* blocks of an earlier run that exist already have not been read */
     k->oracle->held[key] |= durable || status == UCM_BLOCK_IS_OK;
     if (durable)
         k->oracle->state[key] = ORACLE_DURABLE;
@@ -157,13 +157,14 @@ bool kill_worker_dump_again(struct kill_worker *k, uint32_t n, bool durable)
         return true;
     n = n < most ? n : most;
     first = oracle_below(k->oracle, most - n + 1);
-    /* what it finds damaged is gone, and stored the second time */
+    /* a block that is found damaged is dropped, and stored by the second try */
     return dump(k, first, n, durable, true) && dump(k, first, n, durable, k->disk_fails || k->full);
 }
 
 void kill_worker_purges(struct kill_worker *k, unsigned n)
 {
-    static const uint8_t call[] = {0x81, 0xa2, 'n', 's', 2}; /* the keys' one is the first */
+    /* the namespace of the keys is the first */
+    static const uint8_t call[] = {0x81, 0xa2, 'n', 's', 2};
     struct ucm_namespace *scratch;
 
     if (space_open(k, "scratch", &scratch) != 0)

@@ -1,5 +1,5 @@
-/* The worker of tests that have the daemon die under it: it dumps, loads, and reports to the oracle.
- * Every function that returns bool returns false when the daemon is gone. */
+/* The worker of tests in which the daemon dies: it dumps, loads, and reports to the oracle. Every
+ * function that returns bool returns false when the daemon is gone. */
 #ifndef UCM_TESTS_KILL_WORKER_H
 #define UCM_TESTS_KILL_WORKER_H
 
@@ -16,7 +16,7 @@ struct kill_worker {
     struct oracle *oracle;
     bool disk_fails; /* so a dump may be answered as not durable */
     bool full;       /* likewise: all segments may be in use */
-    bool patient;    /* nobody kills the daemon: what is late is waited for */
+    bool patient;    /* nobody kills the daemon, so the worker waits for late answers */
     unsigned durable_checked, found, absent, not_durable;
 };
 
@@ -33,7 +33,7 @@ void killer_start(struct killer *k, const struct host *h);
 /* Waits for the daemon's end, by that signal or SIGKILL, and reports to the oracle. */
 void killer_reap(struct killer *k, struct host *h, struct oracle *o);
 
-/* What a task ended with that a call gave, or did not: `rc`. Its statuses, one a key. */
+/* The result of the task that a call gave; `rc`: the call's own. Its statuses, one a key. */
 int kill_task_run(int rc, struct ucm_task *task, uint32_t n, uint8_t *status);
 
 bool kill_worker_connect(struct kill_worker *k, const struct host *h);
@@ -41,7 +41,8 @@ bool kill_worker_connect(struct kill_worker *k, const struct host *h);
 bool kill_worker_dump(struct kill_worker *k, uint32_t n);
 /* Keys that were dumped before. */
 bool kill_worker_dump_again(struct kill_worker *k, uint32_t n, bool durable);
-/* Purges a namespace without blocks, so often: each writes a record besides that of the keys. */
+/* Purges a namespace without blocks so often. Each purge writes a record, besides that of the keys'
+ * namespace. */
 void kill_worker_purges(struct kill_worker *k, unsigned n);
 /* Every key, and some that were never dumped. */
 bool kill_worker_check(struct kill_worker *k);

@@ -81,7 +81,7 @@ static void name_undo(const struct volatile_record *r)
         struct stat st;
 
         if (stat(r->to, &st) < 0 || st.st_ino != r->other)
-            return; /* a later change that no record names: it was not complete */
+            return; /* a later change that no record names was not complete */
         cr_assert_eq(r->kind == VOLATILE_MADE ? unlink(r->to) : rename(r->to, r->from), 0);
     }
     if (r->saved[0])

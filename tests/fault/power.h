@@ -26,8 +26,8 @@ struct power_loss {
 void power_open(struct power *p, const char *dir, unsigned n, const char *library);
 void power_close(struct power *p);
 
-/* The daemon is dead and the power has failed: what was in doubt is lost or kept, by o's random
- * numbers; o NULL: all of it is lost. */
+/* The daemon is dead and the power has failed. Changes in doubt are lost or kept, by o's random
+ * numbers; o NULL: all are lost. */
 void power_fail(struct power *p, struct oracle *o, struct power_loss *loss);
 
 #endif

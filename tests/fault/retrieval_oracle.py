@@ -1,5 +1,5 @@
-"""What tests/fault/test_retrieval_random.py compares with: a block's bytes follow from its name, and so do, by the numpy of
-tests/reference/sparse/methods.py, its summaries and every choice.
+"""What tests/fault/test_retrieval_random.py compares with. A block's bytes follow from its name. So
+do its summaries and every choice, by the numpy of tests/reference/sparse/methods.py.
 """
 
 import numpy as np
@@ -33,7 +33,7 @@ ROUNDED = 1e-5  # where a score has exp() and a logarithm in it: C's and numpy's
 
 
 class Oracle:
-    """What every block holds, and what numpy makes of it."""
+    """What every block holds, and what numpy computes from it."""
 
     def __init__(self):
         self.kv, self.summary = {}, {}
@@ -93,7 +93,8 @@ def choice(scores, ask):
 
 
 def settle(chosen, best, row):
-    """`best`, but of two blocks whose scores in `row` differ by rounding only the one that was chosen."""
+    """`best`, except that of two blocks whose scores in `row` differ only by rounding, it has the
+    one that was chosen."""
     best = set(best)
     for mine in {b for b in chosen if b < len(row)} - best:
         other = min(best - set(chosen), key=lambda b: abs(row[b] - row[mine]), default=None)

@@ -1,10 +1,10 @@
-/* Many workers at once do everything that a worker may do, are stopped and killed in the middle of it,
- * and check each byte that they are given (churn_worker.c).
+/* Many workers at once do everything that a worker may do, and check each byte that they get
+ * (churn_worker.c). They are stopped and killed in the middle of it.
  *
- * The oracle: a block's bytes follow from its key, part, plane and offset, whichever worker dumps it. A load
- * that says OK delivered exactly these and touched nothing else; what was leased is not missed, unless
- * somebody evicts it by name; every request is answered; and when all workers are gone, the daemon
- * holds nothing of them and does not grow from round to round.
+ * The oracle: a block's bytes follow from its key, part, plane and offset, whichever worker dumps
+ * it. A load that says OK delivered exactly these, and touched nothing else. A leased block is not
+ * missed, unless a worker evicts it by name. Every request is answered. When all workers are gone,
+ * the daemon holds nothing of them, and does not grow from round to round.
  *
  * UCM_SEED repeats a run's choices (not its timing); UCM_CHURN_SECONDS makes it longer. */
 /* Sanitizers: thread */
@@ -26,7 +26,7 @@
 
 static struct host host;
 
-/* ---- the one who stops, kills and counts them ---- */
+/* ---- the parent, which stops, kills and counts them ---- */
 
 struct process {
     pid_t pid;
@@ -230,7 +230,7 @@ Test(churn, workers_come_and_go_and_nothing_is_ever_wrong)
                          .sets = {"arena.size=16MiB", "arena.prefault=true", "nvme.size=24MiB",
                                   "nvme.segment=2MiB", "nvme.write_queue_size=8MiB"}};
     host_start(&host);
-    /* On a slow machine, rounds follow of twice the length until DRAM was full for once. */
+    /* On a slow machine, rounds of twice the length follow until DRAM was full once. */
     for (unsigned round = 0; round < rounds || (!enough && round < rounds + MORE_ROUNDS); round++) {
         struct ucm_options options = {.socket = host.socket, .name = "counter"};
         unsigned more = round < rounds ? 0 : round - rounds + 1;

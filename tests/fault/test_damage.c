@@ -1,6 +1,6 @@
-/* The cache's files are damaged under a daemon, and between two: a bit flipped, slots swapped, an
- * old slot put back, a file cut, in every kind of page. What is delivered is right or a miss, and a
- * counter shows it. */
+/* The cache's files are damaged under a daemon, and between two. In every kind of page, a bit is
+ * flipped, slots are swapped, an old slot is put back, or a file is cut. A load is right or a miss,
+ * and a counter shows it. */
 /* Sanitizers: address */
 #include "tests/fault/damage.h"
 
@@ -70,13 +70,13 @@ static void purge(void)
     free(answer);
 }
 
-/* 8 segments: the blocks of two stores take 5 at most, so that none is dropped for want of a free
- * one, even while the scrubber holds another. */
+/* 8 segments. The blocks of two stores take 5 at most. So none is dropped for lack of a free
+ * segment, even while the scrubber holds another. */
 #define STALE_BYTES (9 << 20)
 
-/* Blocks are stored until the victim's place has been used twice; the file as it was before the
- * last of them goes to old. Which segment comes next depends on what the scrubber is reading just
- * then. Gives the first key of the blocks that are stored now. */
+/* Stores blocks until the victim's place has been used twice. The file as it was before the last of
+ * them goes to `old`. Which segment comes next depends on what the scrubber is reading just then.
+ * Returns the first key of the blocks that are stored now. */
 static uint64_t stale_prepare(uint8_t *old, bool scrub)
 {
     uint64_t first = 0;
@@ -98,7 +98,7 @@ static uint64_t stale_prepare(uint8_t *old, bool scrub)
     return first;
 }
 
-/* What lay in the victim's place before comes back. */
+/* The slot that lay in the victim's place before comes back. */
 static void stale_put(const uint8_t *old, uint64_t first, size_t skip)
 {
     int fd = harm_file(&host, "ucmd.cache");
@@ -120,7 +120,7 @@ static void stale(bool clean, size_t skip)
     start_again();
     cr_expect_eq(load_all(first, &victim), 1u);
     cr_expect(victim);
-    /* After the last checkpoint an old header is where the log ended, for all that one can see. */
+    /* After the last checkpoint, an old header looks like the end of the log. */
     if (clean || skip > 0)
         cr_expect_geq(damage_seen(), 1u);
 }
@@ -217,7 +217,7 @@ Test(damage, the_scrub_finds_it_before_anybody_reads)
         close_host();
         scrub_finds(&harms[i], true);
     }
-    /* A daemon whose file was cut can't promise what it holds, and says so by its exit status. */
+    /* A daemon whose file was cut can't promise its blocks, and says so by its exit status. */
     worker_close(&w);
     cr_expect_eq(host_stop(&host), left_out(HARM_CUT) ? 0 : 1);
     start_again();
@@ -235,7 +235,7 @@ static void start_without_checkpoint(void)
     start_again();
 }
 
-/* The payload is sound and served on; only a start would have missed it. */
+/* The payload is sound and is still served. Only a start would have missed it. */
 Test(damage, the_scrub_mends_a_bad_header)
 {
     bool victim;
@@ -250,7 +250,8 @@ Test(damage, the_scrub_mends_a_bad_header)
     }
 }
 
-/* What DRAM has as well is stored again, as somebody may have been promised that it is. */
+/* A block that DRAM has as well is stored again, because a worker may have been promised that it is
+ * durable. */
 Test(damage, what_the_scrub_finds_lost_is_written_again)
 {
     uint64_t writes;
@@ -270,8 +271,8 @@ Test(damage, what_the_scrub_finds_lost_is_written_again)
 
 /* ---- what is acknowledged as durable ---- */
 
-/* The header goes bad under a daemon that found the part by it, or only a checkpoint had named
- * it: a dump that is answered as durable is there at a start without that. */
+/* The header goes bad under a daemon that found the part by it, or only a checkpoint names the
+ * part. A dump that was answered as durable is there at a start without the checkpoint. */
 static void durable_under(const struct harm *h, bool running)
 {
     bool victim;
@@ -314,8 +315,8 @@ static void segment_headers(const char *path, uint8_t (*page)[HARM_PAGE], unsign
     close(fd);
 }
 
-/* A power failure may leave new bytes in a segment, and its old header, that a checkpoint matches.
- * What that spoils is a miss; the disk is not to blame. */
+/* A power failure may leave new bytes in a segment under its old header, which a checkpoint
+ * matches. Parts that this spoils are misses; the disk is not to blame. */
 Test(damage, a_reuse_that_was_cut_off_puts_no_segment_in_quarantine)
 {
     static uint8_t before[16][HARM_PAGE], after[16][HARM_PAGE];

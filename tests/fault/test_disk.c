@@ -1,6 +1,6 @@
 /* A real daemon on a disk that fails: errors, short transfers, a full or read-only file system, a
- * sync that fails, a ring that is refused or breaks. Nobody gets a wrong byte, nothing that is not
- * on stable storage is called durable, and what failed comes back when the disk does. */
+ * sync that fails, a ring that is refused or breaks. Nobody gets a wrong byte, and nothing is
+ * called durable that is not on stable storage. What failed works again when the disk does. */
 /* Sanitizers: address */
 #include "tests/inject/inject.h"
 #include "tests/integration/harness.h"
@@ -285,7 +285,7 @@ static void file_cut(const char *path)
     cr_assert_eq(truncate(path, 8 << 20), 0);
 }
 
-/* Nothing that a kill would lose is called durable, and health says why. */
+/* No block that a kill would lose is called durable, and health says why. */
 static void file_taken_away(void (*take_away)(const char *path), const char *reason)
 {
     char path[128];

@@ -1,5 +1,5 @@
-/* The connection itself: peers that say nothing, send half a frame, read answers late or never, and
- * descriptors that arrive together with frames sent before theirs. */
+/* The connection itself: peers that say nothing, send half a frame, or read answers late or never.
+ * And descriptors that arrive together with frames sent before theirs. */
 /* Sanitizers: address */
 #include "proto/proto.h"
 #include "tests/integration/harness.h"
@@ -32,7 +32,8 @@ static void setup(void)
     const char *asan = getenv("ASAN_OPTIONS");
     char more[512];
 
-    /* Else it keeps up to 256 MiB, and less only where its threads come to it in time. */
+    /* Otherwise a sanitizer keeps up to 256 MiB of freed memory, and less only if its threads get
+     * to it in time. */
     snprintf(more, sizeof(more), "%s:quarantine_size_mb=16", asan ? asan : "");
     cr_assert_eq(setenv("ASAN_OPTIONS", more, 1), 0);
     host = (struct host){.sets = {"request.handshake=2s", "arena.size=4MiB"}};
@@ -104,7 +105,7 @@ static pid_t hoarder(void)
     return pid;
 }
 
-/* They are not to blame for being stopped, until others need what they hold. */
+/* Stopped clients are not dropped until others need what they hold. */
 Test(front, who_holds_memory_and_does_not_move_on_makes_way)
 {
     enum { KEYS = 16384 };
@@ -153,7 +154,8 @@ static struct unread unread(int fd)
     return u;
 }
 
-/* Until the daemon neither reads from this connection nor answers on it, though it serves another one. */
+/* Waits until the daemon neither reads from this connection nor answers on it, although it serves
+ * another one. */
 static void wait_until_it_stops(int fd)
 {
     struct unread before = unread(fd);
@@ -174,7 +176,7 @@ static void ask(int fd, size_t n)
         cr_assert(raw_write(fd, stats_frame, STATS_BYTES));
 }
 
-/* Until neither the daemon nor the socket takes more: how many bytes. */
+/* Sends until neither the daemon nor the socket takes more. Returns how many bytes. */
 static size_t ask_until_full(int fd)
 {
     static char frames[STATS_BYTES * 4096];
@@ -202,7 +204,7 @@ static size_t ask_until_full(int fd)
     return sent;
 }
 
-/* A long request, refused: it makes the daemon's buffer for this connection a large one. */
+/* A long request that is refused: it makes the daemon's buffer for this connection large. */
 static void ask_long(int fd)
 {
     static const uint8_t zeroes[60000];
@@ -223,8 +225,8 @@ static void ask_long(int fd)
     proto_buf_free(&b);
 }
 
-/* Half a megabyte of requests has 40 megabytes of answers: they are made as they are read.
- * Each is answered in the end. */
+/* Half a megabyte of requests has 40 megabytes of answers, which are made as they are read. Each
+ * request is answered in the end. */
 Test(front, answers_are_made_as_they_are_read)
 {
     size_t sent, n;
@@ -273,7 +275,7 @@ Test(front, a_peer_that_is_always_behind)
     close(fd);
 }
 
-/* An offender that does not read why it is dropped goes all the same. */
+/* A client that does not read why it is dropped is dropped all the same. */
 Test(front, an_offender_that_does_not_read_is_dropped)
 {
     int fd = raw_connect(&host);
@@ -349,7 +351,7 @@ static void register_frame(struct proto_buf *b)
                  "%s", e.text);
 }
 
-/* What was sent one by one arrives in one read when the daemon was busy meanwhile. */
+/* Frames sent one by one arrive in one read if the daemon was busy meanwhile. */
 Test(front, descriptors_belong_to_the_frame_that_they_were_sent_with)
 {
     struct proto_buf b;

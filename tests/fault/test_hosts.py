@@ -47,12 +47,13 @@ def names(chain):
 
 
 def newest(began):
-    """Chains come up and go out of use, so that hosts always have something to find at each other's."""
+    """Sequences come and go, so that hosts always have blocks of each other to find."""
     return int((time.monotonic() - began) * CHAINS_A_SECOND)
 
 
 class Engine(threading.Thread):
-    """What an engine does on one host, over and over: looks a chain up, loads what is there, dumps the rest."""
+    """What an engine does on one host, over and over: it looks a sequence up, loads the blocks that
+    are there, and dumps the others."""
 
     def __init__(self, host, seed):
         super().__init__(daemon=True)
@@ -120,7 +121,7 @@ def metrics(client):
 
 
 def damage(export, chance):
-    """Somebody else's software, or the server's disk: a file gets other bytes, or fewer."""
+    """Other software, or the server's disk, changes or cuts a file."""
     files = [os.path.join(directory, name) for directory, _, found in os.walk(export) for name in found
              if not name.startswith(".")]
     for path in chance.sample(files, min(3, len(files))):
@@ -145,7 +146,7 @@ class Hosts(unittest.TestCase):
         self.told = [f"UCM_SEED={SEED}"]
 
     def harm(self):
-        """One accident, over again when it returns."""
+        """One accident, which is over when this returns."""
         fleet, chance = self.fleet, self.chance
         host = chance.choice(fleet.hosts)
         files = ["files damaged", "files removed"] if fleet.files else []
@@ -194,9 +195,10 @@ class Hosts(unittest.TestCase):
         self.newcomer_finds_what_others_stored()
 
     def newcomer_finds_what_others_stored(self):
-        """When all is well again somebody with nothing of its own loads from the shared tier, without anybody's help."""
+        """When all is well again, a host with nothing of its own loads from the shared tier,
+        without help."""
         old, chains = self.fleet.hosts[0], [names(-1000 - i) for i in range(20)]
-        # What is dumped while the server is still being found again is not written to it later.
+        # Blocks dumped before the server is found again are not written to it later.
         chain = next((chain for chain in chains if self.dumped(old, chain)), None)
         self.assertIsNotNone(chain, f"no chain came to the server: {self.told}")
         old.kill()

@@ -1,12 +1,12 @@
-/* The daemon is killed again and again, at random moments and at points
- * compiled into ucmd-kill, its files are damaged in between, and an oracle that knows what was
- * acknowledged looks at what is served afterwards: what was acknowledged as durable is there with
- * its bytes, everything else has its bytes or is absent.
+/* The daemon is killed again and again, at random moments and at points compiled into ucmd-kill.
+ * Its files are damaged in between. An oracle that knows what was acknowledged checks what is
+ * served afterwards. Blocks acknowledged as durable are there with their bytes. All others have
+ * their bytes or are absent.
  *
- * UCM_KILL_ROUNDS=N rounds (42; fewer under sanitizers), in groups of 14 on fresh files, those of
- * odd seeds with DRAM that is kept over orderly stops (arena.persist_dir). The seed
- * of a group that failed is printed: UCM_KILL_SEED=SEED UCM_KILL_ROUNDS=14 runs it again, with
- * UCM_KILL_LOG=1 telling more. */
+ * UCM_KILL_ROUNDS=N rounds (42; fewer under sanitizers), in groups of 14 on fresh files. Groups of
+ * odd seeds keep DRAM over orderly stops (arena.persist_dir). The seed of a group that failed is
+ * printed: UCM_KILL_SEED=SEED UCM_KILL_ROUNDS=14 runs it again, with UCM_KILL_LOG=1 telling more.
+ */
 #include "tests/fault/kill_worker.h"
 
 #include <criterion/criterion.h>
@@ -49,7 +49,7 @@ static const char *log_level(void)
 
 /* ---- the daemon ---- */
 
-/* In every second run it is to die at a point of its own. */
+/* In every second run the daemon dies at a point of its own code. */
 static void start(void)
 {
     char at[64];
@@ -94,7 +94,7 @@ static void one_round(void)
 
     w.patient = false;
     start();
-    /* Every third time it gets to do all of its work first. */
+    /* Every third time, the daemon first completes all of its work. */
     k.after_us = oracle_below(&oracle, 3) == 0 ? 150000 : oracle_below(&oracle, 60000);
     killer_start(&k, &host);
     work();
@@ -147,7 +147,7 @@ static void names_fill(void)
     host_kill(&host);
 }
 
-/* What is there at the end of a group must be good as well. */
+/* Blocks that are there at the end of a group must be right as well. */
 static void last_look(void)
 {
     host_restart(&host);

@@ -1,5 +1,5 @@
-/* Memory that the daemon holds when nobody uses it. Each round has the same peak: after it the
- * memory goes back to the system, and nothing is left that adds up over rounds. */
+/* Memory that the daemon holds when nobody uses it. Each round has the same peak. After it, the
+ * memory goes back to the system, and nothing adds up over rounds. */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>
@@ -55,8 +55,8 @@ static size_t daemon_bytes(void)
     return (size_t)kib << 10;
 }
 
-/* Connections with the most of a frame each, which all go in the middle of it; but one that came last
- * and stays, so that what they held lies below memory in use. */
+/* Connections that each send most of a frame, and go in the middle of it. One that came last stays,
+ * so that memory of the others lies below memory in use. */
 static void crowd(void)
 {
     static unsigned stay;

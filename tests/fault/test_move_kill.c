@@ -1,7 +1,7 @@
-/* A daemon that is killed while it moves parts out of a segment that is to be reused: at every
- * moment a whole copy of each lies on storage, and never anything but right bytes. Also where the
- * disk has a volatile cache and the power fails (volatile_disk.h), UCM_MOVE_KILL_ROUNDS=N times
- * (8); UCM_MOVE_KILL_SEED=SEED UCM_MOVE_KILL_ROUNDS=20 runs one that failed again. */
+/* A daemon is killed while it moves parts out of a segment that is to be reused. At every moment a
+ * whole copy of each part lies on storage, and no wrong byte is served. The same where the disk has
+ * a volatile cache and the power fails (volatile_disk.h), UCM_MOVE_KILL_ROUNDS=N times (8).
+ * UCM_MOVE_KILL_SEED=SEED UCM_MOVE_KILL_ROUNDS=20 repeats a run that failed. */
 #include "tests/fault/kill_worker.h"
 #include "tests/fault/power.h"
 
@@ -26,7 +26,7 @@
 static struct host host;
 static struct worker w;
 static char ucmd_kill[256];
-static uint64_t base; /* the first block of this run: what was read before is not known any more */
+static uint64_t base; /* the first block of this run: the daemon has forgotten earlier reads */
 
 /* False: the daemon is gone. */
 static bool dump(uint64_t first)
@@ -48,7 +48,7 @@ static bool dump(uint64_t first)
         return false;
     for (uint32_t i = 0; i < BATCH; i++)
         cr_assert(status[i] == UCM_BLOCK_IS_OK || status[i] == UCM_BLOCK_IS_EXISTS, "%u",
-                  status[i]); /* the latter: of a batch that a kill cut off */
+                  status[i]); /* the second: blocks of a batch that a kill cut off */
     return true;
 }
 
@@ -76,8 +76,8 @@ static bool leave_dram(const uint8_t *keys, uint32_t n)
     return rc == 0;
 }
 
-/* The hot blocks of the last batches before `next` are there, on NVMe, with their bytes. False: the
- * daemon is gone. */
+/* Checks that the hot blocks of the last batches before `next` are on NVMe, with their bytes.
+ * False: the daemon is gone. */
 static bool hot_are_right(uint64_t next)
 {
     uint8_t keys[BACK * HOT * WORKER_KEY_BYTES], status[BACK * HOT];
@@ -118,7 +118,7 @@ static bool gone(void)
     return info.si_pid != 0;
 }
 
-/* Until the daemon is gone, and not only late. */
+/* Waits until the daemon is gone, not only late. */
 static bool work(uint64_t *next)
 {
     uint64_t end = now_ms() + 60000;

@@ -1,5 +1,6 @@
-/* What the daemon keeps of its namespaces, killed at points compiled into ucmd-kill: a purge that
- * was answered never comes back, one that was not leaves everything or nothing. */
+/* What the daemon keeps of its namespaces, when it is killed at points compiled into ucmd-kill. A
+ * namespace whose purge was answered never comes back. A purge that was not answered leaves
+ * everything or nothing. */
 /* Sanitizers: address */
 #include "tests/integration/harness.h"
 
@@ -38,7 +39,7 @@ static void close_host(void)
 
 TestSuite(names, .fini = close_host, .timeout = 120);
 
-/* The daemon again, to die at `at` when that is given. */
+/* Starts the daemon again. It dies at `at`, if that is given. */
 static void start_again(const char *at)
 {
     if (at)
@@ -177,8 +178,8 @@ Test(names, without_a_tier_a_purge_waits_for_nothing)
     cr_expect_eq(hits(), 0u);
 }
 
-/* Purges until the file of names is written again; at each point where that can be interrupted all
- * that was acknowledged stays: the other namespace's blocks are there, what was purged is not. */
+/* Purges until the file of names is written again, and interrupts that at each point. All that was
+ * acknowledged stays: the other namespace's blocks are there, purged ones are not. */
 Test(names, a_file_that_is_written_again_may_be_interrupted)
 {
     static const char *const point[] = {"ns-rewrite-begin:1", "ns-rewrite-torn:1",
@@ -205,7 +206,7 @@ Test(names, a_file_that_is_written_again_may_be_interrupted)
         cr_expect_eq(hits(), BLOCKS, "%s", point[i]);
         worker_close(&w);
         worker_open(&w, &host, &(struct worker_options){.model = "purged"});
-        /* of the one that was not answered, all or nothing */
+        /* of the purge that was not answered, all or nothing */
         cr_expect(hits() == 0 || (purges == 0 && hits() == BLOCKS), "%s", point[i]);
     }
     for (purges = 0; purges < 200; purges++)
@@ -227,7 +228,8 @@ static void states_lose(void)
     cr_assert_eq(fclose(f), 0);
 }
 
-/* Sequences may not begin below that of a purge: what is stored then would count as purged. */
+/* Sequence numbers may not begin below that of a purge. Blocks stored then would count as purged.
+ */
 Test(names, what_is_stored_after_a_purge_stays_when_the_state_is_lost)
 {
     open_host(true);

@@ -1,5 +1,4 @@
-/* Two daemons on one place, and a wall clock that is set while the daemon
- * runs. */
+/* Two daemons on one storage directory, and a wall clock that is set while the daemon runs. */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>
@@ -43,8 +42,8 @@ TestSuite(place, .fini = close_host, .timeout = 90);
 
 /* ---- two daemons ---- */
 
-/* The first notices nothing, the second says why it ends; when the first is gone, by a kill,
- * another one takes over what it left. */
+/* The first notices nothing, and the second says why it ends. When the first is killed, another one
+ * takes over its files. */
 Test(place, of_two_daemons_on_one_directory_the_second_refuses)
 {
     struct host second;
@@ -69,7 +68,7 @@ Test(place, of_two_daemons_on_one_directory_the_second_refuses)
     worker_expect(&w, 100, BLOCKS);
 }
 
-/* A second one that comes while the first starts, again and again: one of them serves. */
+/* A second one comes while the first starts, again and again. One of them serves. */
 Test(place, of_two_that_start_together_one_serves)
 {
     struct host other;
@@ -155,8 +154,8 @@ static void wait_for_leases(uint64_t n)
         sleep_ms(5);
 }
 
-/* A connection that has not said hello yet is not late because the clock jumped. A lease that ends meanwhile shows
- * that the daemon has looked at what is due. */
+/* A connection that has not said hello yet is not late just because the clock jumped. A lease that
+ * ends meanwhile shows that the daemon has checked its deadlines. */
 static void expect_patience(int64_t jump_s)
 {
     int fd = raw_connect(&host);

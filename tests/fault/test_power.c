@@ -1,7 +1,6 @@
-/* The daemon is killed while its disk (volatile_disk.h) still has most of what
- * was written in a volatile cache, then the power fails, or does not yet. The oracle knows what was
- * acknowledged: what was durable is there with its bytes, everything else has its bytes or is
- * absent.
+/* The daemon is killed while its disk (volatile_disk.h) still has most writes in a volatile cache.
+ * Then the power fails, or does not yet. The oracle knows what was acknowledged: durable blocks are
+ * there with their bytes, all others have their bytes or are absent.
  *
  * UCM_POWER_ROUNDS=N rounds (20), in groups of 10 on fresh files; every second group's disk also
  * fails syncs and writes. The seed of a group that failed is printed: UCM_POWER_SEED=SEED
@@ -51,7 +50,7 @@ static void power_goes(void)
                 loss.writes, loss.sectors, loss.kept, loss.sizes, loss.names);
 }
 
-/* Dies at its Nth step from now on, in two of three runs. */
+/* In two of three runs, the daemon dies at its Nth step from now on. */
 static void death_plan(void)
 {
     uint32_t range = oracle_below(&oracle, 3) == 0 ? 40 : 600;
@@ -117,7 +116,7 @@ static void work(void)
     if (oracle_below(&oracle, 3) == 0) /* what nobody has read yet */
         if (!kill_worker_dump_again(&w, 1 + oracle_below(&oracle, DUMP), true))
             return;
-    if (small) /* what was promised in this run may have had to make room since */
+    if (small) /* blocks promised in this run may have had to make room since */
         oracle_doubt(&oracle);
     if (!kill_worker_check(&w))
         return;
@@ -142,7 +141,7 @@ static void one_round(void)
     k.after_us = oracle_below(&oracle, 3) == 0 ? 150000 : oracle_below(&oracle, 60000);
     killer_start(&k, &host);
     work();
-    if (w.disk_fails) /* what a failed sync lost no clean stop keeps */
+    if (w.disk_fails) /* a clean stop does not keep what a failed sync lost */
         memset(oracle.held, 0, sizeof(oracle.held));
     killer_reap(&k, &host, &oracle);
     worker_drop(&w.w);
@@ -259,8 +258,8 @@ Test(power, what_was_durable_survives, .timeout = 7200)
         checked, found, absent, not_durable);
 }
 
-/* What can't be read today may be there tomorrow: its place is not given away, and no checkpoint
- * says that nothing lies there. */
+/* A part that can't be read today may be readable tomorrow. Its place is not reused, and no
+ * checkpoint says that nothing lies there. */
 static void unreadable_once(unsigned spared)
 {
     oracle = (struct oracle){.seed = spared};
@@ -294,8 +293,8 @@ Test(power, an_unreadable_header_costs_nothing, .timeout = 60)
     unreadable_once(5); /* of slots */
 }
 
-/* A namespace's record that an earlier run could not sync, and the start can't either, is written
- * once more before anything of the namespace is promised. */
+/* An earlier run could not sync a namespace's record, and the start can't either. The record is
+ * written once more before any block of the namespace is promised. */
 Test(power, a_name_in_doubt_is_written_once_more, .timeout = 60)
 {
     struct power_loss loss = {0};
@@ -328,8 +327,8 @@ Test(power, a_name_in_doubt_is_written_once_more, .timeout = 60)
     host_drop();
 }
 
-/* Killed at its Nth step; what it has left is found by a second run, which promises something on
- * top of it; then the power fails. */
+/* The daemon is killed at its Nth step. A second run finds what it left, and promises more on top
+ * of it. Then the power fails. */
 static void killed_at_first_start(unsigned step, bool tmpfile)
 {
     struct power_loss loss = {0};

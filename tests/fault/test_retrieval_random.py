@@ -1,10 +1,12 @@
 #!/usr/bin/python3
-"""Connections of two tenants do with summaries, sequences, selections and gathers whatever comes to mind, while blocks are evicted and
-purged, disks fill and lie, connections end and the daemon is killed.
+"""Connections of two tenants make random requests with summaries, sequences, selections and
+gathers. Meanwhile blocks are evicted and purged, disks fill and lie, connections end and the daemon
+is killed.
 
-The oracle: a block's bytes follow from its name, so numpy (tests/reference/sparse/methods.py) knows every summary and every choice. A
-selection is the one that numpy makes, less the blocks that were evicted by name; or it was refused for a reason that the
-test gave. When the connections have ended, nothing of them is left in the daemon.
+The oracle: a block's bytes follow from its name, so numpy (tests/reference/sparse/methods.py) knows
+every summary and every choice. A selection is the one that numpy makes, without blocks that were
+evicted by name. Or it was refused for a reason that the test caused. When the connections have
+ended, nothing of them is left in the daemon.
 
 UCM_RETRIEVAL_SECONDS=600 makes it ten minutes, UCM_SEED makes other choices: 0 means random ones.
 """
@@ -167,7 +169,7 @@ class Actor:
         self.begin("summary.build", check, ns=ns, keys=keys(*names), part=self.random.randrange(MODELS[at[0]]), parts=self.random.randint(0, 1))
 
     def summary_bytes(self):
-        """What anybody loads of the summaries is right, whoever made them."""
+        """Summaries that are loaded are right, no matter who made them."""
         at, ns = self.some_derived()
         if not ns:
             return
@@ -272,7 +274,7 @@ class Actor:
         self.play.count("rows checked", len(rows))
 
     def row_wrong(self, sequence, n, layer, ask, q, mine, deleting):
-        """How many blocks were left out; or what is wrong."""
+        """Returns how many blocks were left out, or what is wrong."""
         blocks = sequence.blocks[:n]
         if n == 0:
             return 0 if not any(chosen for chosen, _ in mine) else "chosen from nothing"
@@ -302,7 +304,7 @@ class Actor:
 
     @staticmethod
     def near(chosen, best, row, gone):
-        """Numpy's exp is another one: a mass may end one block earlier or later."""
+        """Numpy's exp differs, so a mass may end one block earlier or later."""
         return len(set(chosen) ^ (set(best) - gone)) <= 1
 
     def prefetch(self):
@@ -500,7 +502,8 @@ class Play:
         return kill
 
     def settle(self):
-        """Nothing is left of the connections: what they held, and what would keep blocks in DRAM."""
+        """Nothing is left of the connections: nothing that they held, and nothing that would keep
+        blocks in DRAM."""
         client = Client(self.daemon)
         for entry in client.call("namespace.list", limit=4096)["namespaces"]:
             client.call("unpin", ns=entry["ns"])
@@ -527,7 +530,7 @@ class Play:
         return all(self.counts.get(what, 0) > 10 for what in ("rows checked", "layers gathered"))
 
     def run(self, seconds):
-        """For so long; on a busy host until enough was checked, at most 60 s longer."""
+        """Runs for so long; on a busy host until enough was checked, at most 60 s longer."""
         end = time.monotonic() + seconds
         last = end + 60
         self.start()

@@ -1,4 +1,4 @@
-/* A full arena: what goes, and what stays. */
+/* A full arena: which blocks go, and which stay. */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>
@@ -60,7 +60,7 @@ Test(room, pinned_blocks_stay)
     cr_expect_lt(worker_hits(&w, keys, 64), 64u);
 }
 
-/* Half of the arena is pinned, and coldest: the other half serves all that come. */
+/* Half of the arena is pinned and coldest. The other half serves all new blocks. */
 Test(room, pinned_blocks_do_not_hide_those_that_may_go)
 {
     struct worker small;

@@ -1,5 +1,5 @@
-/* ucmctl verify --offline --salvage on damaged files: what it mends is sound for the next daemon, and
- * what it must not touch stays. */
+/* ucmctl verify --offline --salvage on damaged files. The files that it mends are sound for the
+ * next daemon. It leaves alone what it must not touch. */
 /* Sanitizers: address */
 #include "tests/fault/damage.h"
 #include "tests/inject/inject.h"
@@ -119,8 +119,8 @@ static int verify_under(const struct inject *fault, const char *more, char *out,
     return rc;
 }
 
-/* The last record of ucmd.namespaces can't be read: it lies farther back than the cache file is
- * long, so that the fault spares that one. Blank pages before it are damage for salvage to mend. */
+/* The last record of ucmd.namespaces can't be read. It lies at an offset past the cache file's end,
+ * so that the fault spares the cache file. Blank pages before it are damage for salvage to mend. */
 Test(salvage, keeps_namespaces_that_it_cannot_read)
 {
     static char out[8192];
@@ -169,7 +169,7 @@ static void no_promise_for_what_is_not_mended(uint64_t number)
     cr_expect_eq(load_all(0, &(bool){false}), 1u, "it is served on");
 }
 
-/* Damages one of the next parts, in another segment than `last`: they are not written in order. */
+/* Damages one of the next parts, in another segment than `last`. Parts are not written in order. */
 static off_t harm_apart(int fd, uint64_t number, off_t last)
 {
     off_t at;
@@ -181,7 +181,7 @@ static off_t harm_apart(int fd, uint64_t number, off_t last)
     return at;
 }
 
-/* Past nvme.quarantine the file is read only; an operator may say that the disk is well. */
+/* Past nvme.quarantine the file is read-only. An operator may say that the disk is well. */
 Test(salvage, too_many_bad_segments_stop_the_writes)
 {
     static char out[8192];

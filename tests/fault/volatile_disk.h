@@ -1,27 +1,27 @@
 /* A disk with a volatile cache beneath a real daemon, and its power failing.
  *
  * volatile_disk.so is preloaded into the daemon. It sees what the daemon does to the files of some
- * directories and keeps in a journal, which lives in memory that the test holds and so outlives the
- * daemon, how to take back everything that no fsync has made final: the bytes that a write
- * replaced, sizes, names. The files themselves always have the newest contents, as the page cache
- * has them. power_fail decides, by a seed, what of it the disk had: every sector by itself, so
- * writes are lost, torn and reordered; sizes and the names of a directory are lost from some moment
- * on, since file systems keep those in a journal.
+ * directories. A journal says how to take back everything that no fsync has made final: the bytes
+ * that a write replaced, sizes, names. The test holds the journal's memory, so it outlives the
+ * daemon. The files themselves always have the newest contents, as the page cache has them.
+ * power_fail decides, by a seed, which changes the disk had. It decides for every sector by itself,
+ * so writes are lost, torn and reordered. Sizes and the names of a directory are lost from some
+ * moment on, because file systems keep those in a journal.
  *
- * What it is strict about: fsync of a file says nothing of its name; only what was complete when a
- * sync began is final; what a killed daemon wrote and did not sync stays in doubt while the next
- * one runs; what a sync failed for is made final by no later sync of the same run. What it does not
- * do: io_uring (run with nvme.io=threads) and mappings. O_DIRECT is dropped, and nothing is really
- * synced, so that thousands of rounds take minutes. */
+ * It is strict. fsync of a file says nothing of its name. A sync makes final only what was complete
+ * when it began. Unsynced writes of a killed daemon stay in doubt while the next one runs. If a
+ * sync failed for a change, no later sync of the same run makes it final. The disk does not support
+ * io_uring (run with nvme.io=threads) and mappings. It drops O_DIRECT and does not really sync, so
+ * that thousands of rounds take minutes. */
 #ifndef UCM_TESTS_VOLATILE_DISK_H
 #define UCM_TESTS_VOLATILE_DISK_H
 
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* In the daemon's environment: the journal's descriptor, the directories with ':' between them, a
- * directory on the same file system for names that may have to come back, and whether O_TMPFILE is
- * to be refused. */
+/* In the daemon's environment: the journal's descriptor; the directories with ':' between them; a
+ * directory on the same file system for names that may have to come back; and whether O_TMPFILE is
+ * refused. */
 #define VOLATILE_JOURNAL "UCM_VOLATILE_JOURNAL"
 #define VOLATILE_DIRECTORIES "UCM_VOLATILE_DIRECTORIES"
 #define VOLATILE_SAVED "UCM_VOLATILE_SAVED"
@@ -59,12 +59,11 @@ struct volatile_journal {
     _Atomic uint64_t doomed;
     /* The test's wishes. */
     _Atomic uint64_t kill_at;      /* at this step the process dies; 0: at none */
-    _Atomic uint64_t sync_us;      /* what a sync takes at most */
-    _Atomic uint64_t page_read_us; /* what the read of one page takes */
-    /* So many from now on fail: syncs, after so many good ones, with EIO, after which what they
-     * should have made final is given up; writes with write_error; reads of one page, after so
-     * many good ones, with EIO. And so many writes are short.
-     */
+    _Atomic uint64_t sync_us;      /* how long a sync takes at most */
+    _Atomic uint64_t page_read_us; /* how long the read of one page takes */
+    /* How many calls fail from now on. Syncs fail with EIO, after `spared` good ones; then what
+     * they should have made final is given up. Reads of one page fail with EIO, after `spared` good
+     * ones. Writes fail with write_error, and so many writes are short. */
     _Atomic uint64_t syncs_spared, syncs_failing, writes_failing, writes_short;
     _Atomic uint64_t page_reads_spared, page_reads_failing;
     _Atomic int write_error;

@@ -1,7 +1,9 @@
 """What the tests of encoded namespaces share: engines that store KV in one form or another, and
-what the C reference makes of their bytes. With $UCM_ENCODING_GPU their pages lie on a GPU, and
-layers are as large as a ring wants them. "straight": the daemon's kernels encode and decode;
-"ring": those of a copy agent (encoding_gpu.py)."""
+what the C reference makes of their bytes.
+
+With $UCM_ENCODING_GPU their pages lie on a GPU, and layers are as large as a ring wants them.
+"straight": the daemon's kernels encode and decode; "ring": those of a copy agent
+(encoding_gpu.py)."""
 
 import ctypes
 import mmap

@@ -1,6 +1,8 @@
 """Hosts that share an NFS server. Each is a network namespace with a ucmd in it, with a cable to
-the server's. Needs root, network namespaces, and nfs-ganesha on a file system that its VFS backend
-can serve. why_not() says what is missing.
+the server's.
+
+Needs root, network namespaces, and nfs-ganesha on a file system that its VFS backend can serve.
+why_not() says what is missing.
 """
 
 import ctypes

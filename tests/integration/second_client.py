@@ -1,6 +1,7 @@
-"""A client for ucmd that knows only what docs/protocol.md and docs/methods.md say. It also reads
-the pages: what they list checks every result, and test_protocol.py sends and compares their hex.
-Needs python3-msgpack.
+"""A client for ucmd that knows only what docs/protocol.md and docs/methods.md say.
+
+It also reads the pages: what they list checks every result, and test_protocol.py sends and compares
+their hex. Needs python3-msgpack.
 """
 
 import array

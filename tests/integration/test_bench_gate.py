@@ -1,6 +1,8 @@
 #!/usr/bin/python3
 """`make bench-gate`: a build is not slower than itself. Answers that take 60 us longer are found,
-and named. $UCMD names the build's daemon; gate-worker and delay.so lie next to it.
+and named.
+
+$UCMD names the build's daemon; gate-worker and delay.so lie next to it.
 """
 
 import importlib.util

@@ -1,8 +1,9 @@
 #!/usr/bin/python3
 """`ucm-bench serve` against an endpoint with known delays. The figures show the delays, failures
-are counted and are no figures, and prompts share what they should. $UCM_BENCH names another program
-than build/ucm-bench. A busy machine adds to delays, so the tests check lower bounds, orders, and
-upper bounds of seconds.
+are counted and are no figures, and prompts share what they should.
+
+$UCM_BENCH names another program than build/ucm-bench. A busy machine adds to delays, so the tests
+check lower bounds, orders, and upper bounds of seconds.
 """
 
 import json

@@ -1,8 +1,10 @@
 #!/usr/bin/python3
 """Blocks in two forms, asked for in every order of calls, alongside another tenant's blocks. A
 client gets only the bytes of the block that it named, in the form of its pages. It gets nothing
-else of the arena. $UCM_ENCODING_GPU: pages and pools lie on a GPU, as encoding_case.py says; with
-"ring" those of bytes have a copy agent, too."""
+else of the arena.
+
+$UCM_ENCODING_GPU: pages and pools lie on a GPU, as encoding_case.py says; with "ring" those of
+bytes have a copy agent, too."""
 
 import faulthandler
 import itertools

@@ -1,6 +1,8 @@
 #!/usr/bin/python3
 """Manual pages and shell completion as `make` writes them: complete, well-formed, and right in a
-real shell. They lie in pages/ next to $UCMCTL. Shells that are not installed are left out."""
+real shell.
+
+They lie in pages/ next to $UCMCTL. Shells that are not installed are left out."""
 
 import os
 import pathlib

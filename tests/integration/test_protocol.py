@@ -1,7 +1,9 @@
 #!/usr/bin/python3
 """docs/protocol.md and docs/methods.md against a real daemon, through second_client.py: the daemon
-does what the pages say. Here: vectors, the session byte by byte, frames, and every parameter, bound
-and field of every method. test_protocol_blocks.py tests blocks.
+does what the pages say.
+
+Here: vectors, the session byte by byte, frames, and every parameter, bound and field of every
+method. test_protocol_blocks.py tests blocks.
 """
 
 import faulthandler

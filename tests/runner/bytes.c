@@ -97,7 +97,7 @@ bool bytes_are(const void *memory, size_t n, uint64_t seed)
     return are;
 }
 
-/* volatile: what becomes a call of memset is watched. */
+/* volatile, because a sanitizer watches calls of memset. */
 void bytes_set(void *memory, size_t n, uint8_t value)
 {
     uint8_t *p = memory;

@@ -12,7 +12,7 @@
 #define HALT_POLL_NS 1000000
 #define HALT_POLLS 60000 /* a minute or more */
 
-/* One that is gone, or is about to be, is still. */
+/* A thread that is gone, or about to go, counts as stopped. */
 static bool thread_runs(pid_t pid, const char *thread)
 {
     char path[300], stat[256] = "", *end;

@@ -1,11 +1,11 @@
 /* Runs a program's Criterion tests, in place of Criterion's own main.
  *
  * Criterion starts each test through a memory map at an address that ThreadSanitizer does not
- * allow, takes a test that leaked for passed, and now and then waits for ever for a worker that has
- * ended. Here every test is a plain fork whose exit status counts, so that what a sanitizer finds
- * at exit fails the test. The functions below stand in for those of libcriterion that Test(),
- * cr_assert and cr_skip call. Options: --filter SUITE/TEST (a part of it, or with wildcards), -jN,
- * --timeout SECONDS, --tap=FILE, -v (with the output of tests that passed). */
+ * allow. It takes a test that leaked for passed, and now and then waits for ever for a worker that
+ * has ended. Here every test is a fork whose exit status counts, so that a sanitizer's finding at
+ * exit fails the test. The functions below replace those of libcriterion that Test(), cr_assert and
+ * cr_skip call. Options: --filter SUITE/TEST (a part of it, or with wildcards), -jN, --timeout
+ * SECONDS, --tap=FILE, -v (with the output of tests that passed). */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 
@@ -86,7 +86,7 @@ void criterion_send_assert(struct criterion_assert_stats *stats)
     fprintf(stderr, "%s:%u: assertion failed: %s\n", stats->file, stats->line, stats->message);
 }
 
-/* What an aborted test still holds is no leak of the program. */
+/* Memory that an aborted test still holds is no leak of the program. */
 static _Noreturn void leave(int status)
 {
     fflush(NULL);
@@ -151,7 +151,7 @@ static bool disabled(const struct criterion_test *t)
     return t->data->disabled || (s && s->data && s->data->disabled);
 }
 
-/* Sanitizers, and hosts with other work, are slow: a test's own timeout is taken three times. */
+/* Sanitizers, and hosts with other work, are slow, so a test's own timeout is tripled. */
 static double timeout_of(const struct criterion_test *t)
 {
     const struct criterion_suite *s = suite_of(t);
@@ -166,7 +166,7 @@ static _Noreturn void child(const struct criterion_test *t, FILE *output, pid_t 
 {
     setpgid(0, 0);
     sigprocmask(SIG_SETMASK, &run.mask, NULL);
-    /* A runner that is killed leaves no test behind, which could go on for ever. */
+    /* If the runner is killed, its tests end, too. Otherwise they could run for ever. */
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != runner)
         _exit(1);
     dup2(fileno(output), STDOUT_FILENO);
@@ -175,7 +175,7 @@ static _Noreturn void child(const struct criterion_test *t, FILE *output, pid_t 
     t->test();
     if (failed)
         leave(STATUS_FAILED);
-    exit(0); /* not _exit: leaks are looked for here */
+    exit(0); /* not _exit, because exit looks for leaks */
 }
 
 static void start(struct job *j, const struct criterion_test *t)
@@ -240,8 +240,8 @@ static void finish(struct job *j, int status)
     j->pid = 0;
 }
 
-/* Looks at each job once: those that ended are finished, those that take too long are killed. The time of the next deadline;
- * 0: none runs. */
+/* Looks at each job once: finishes those that ended, and kills those that take too long. Returns
+ * the time of the next deadline; 0: none runs. */
 static double look(struct job *jobs)
 {
     double now = now_s(), next = 0;

@@ -15,7 +15,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* Seen from outside, unlike all else of the project. */
+/* Exported, unlike all else of the project. */
 #define EXPORT __attribute__((visibility("default")))
 #define FDS 4096
 #define PAGE 4096
@@ -87,7 +87,7 @@ static struct stat directory_of(const char *path)
     return st;
 }
 
-/* Keeps what is called `path` under another name; false when there is nothing. */
+/* Keeps the file at `path` under another name; false when there is none. */
 static bool name_save(const char *path, char out[VOLATILE_NAME])
 {
     snprintf(out, VOLATILE_NAME, "%s/%llu", saved_directory, (unsigned long long)journal_now());
@@ -196,7 +196,7 @@ EXPORT int close(int fd)
 
 /* ---- bytes ---- */
 
-/* Bytes that are there now; beyond the end there are zeros. */
+/* The bytes that are there now; zeros beyond the end. */
 static void old_read(int fd, struct volatile_record *r)
 {
     uint64_t done = 0;
@@ -281,7 +281,7 @@ static void change_end(struct volatile_record *r)
     errno = error;
 }
 
-/* One of those that the test wants to go wrong. */
+/* Whether the test wants this call to fail. */
 static bool take(_Atomic uint64_t *wanted)
 {
     uint64_t left = atomic_load(wanted);
@@ -521,7 +521,7 @@ EXPORT int unlink(const char *path)
     return rc;
 }
 
-/* ---- what a daemon might do and this disk would not see ---- */
+/* ---- calls that this disk would not see ---- */
 
 EXPORT ssize_t writev(int fd, const struct iovec *iov, int n)
 {

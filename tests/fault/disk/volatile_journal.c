@@ -26,8 +26,8 @@ uint64_t journal_now(void)
     return atomic_fetch_add(&journal->clock, 1) + 1;
 }
 
-/* A killed daemon has nothing in flight. Pages that the kernel dropped after a failed sync are read
- * from the disk by now, and may be synced. */
+/* A killed daemon has nothing in flight. By now, pages that the kernel dropped after a failed sync
+ * are read from disk again, and may be synced. */
 void journal_begin(void *memory)
 {
     uint64_t used;
@@ -50,7 +50,7 @@ void journal_step(void)
         kill(getpid(), SIGKILL);
 }
 
-/* What is not live any more at the end needs no room. */
+/* Records at the end that are no longer live need no room. */
 static void records_trim(void)
 {
     uint64_t end = 0, used = atomic_load(&journal->used);
@@ -61,7 +61,8 @@ static void records_trim(void)
     atomic_store(&journal->used, end);
 }
 
-/* What is final now lies over what was given up before, and so is the file's length. */
+/* Bytes that are final now lie over those that were given up before. The same holds for the file's
+ * length. */
 static void deleting_cover(const struct volatile_record *r)
 {
     uint64_t used = atomic_load(&journal->used);

@@ -1,5 +1,5 @@
-/* Inside of volatile_disk.so: the journal of what is not final yet (tests/fault/volatile_disk.h).
- * All but journal_now and journal_step want the lock. */
+/* Inside of volatile_disk.so: the journal of changes that are not final yet
+ * (tests/fault/volatile_disk.h). All functions but journal_now and journal_step need the lock. */
 #ifndef UCM_TESTS_VOLATILE_JOURNAL_H
 #define UCM_TESTS_VOLATILE_JOURNAL_H
 
@@ -12,13 +12,13 @@
 extern struct volatile_journal *journal; /* NULL: this process is not watched */
 extern pthread_mutex_t journal_lock;
 
-/* A caller that this disk does not know must not pass for one that it has watched. */
+/* Ends a process that makes a call which this disk does not know. */
 _Noreturn void volatile_refuse(const char *what);
 
-/* Takes up what the daemon before has left. */
+/* Takes over the journal of the daemon before. */
 void journal_begin(void *memory);
 uint64_t journal_now(void);
-/* One more beginning or end of something: the process may die here. */
+/* Counts one more beginning or end of a change. The process may die here. */
 void journal_step(void);
 
 /* Not yet part of the journal: that is record_add. */

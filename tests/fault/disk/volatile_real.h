@@ -1,4 +1,4 @@
-/* Inside of volatile_disk.so: the functions that it stands before. */
+/* Inside of volatile_disk.so: the functions that it wraps. */
 #ifndef UCM_TESTS_VOLATILE_REAL_H
 #define UCM_TESTS_VOLATILE_REAL_H
 
@@ -29,7 +29,7 @@ struct volatile_real {
 
 extern struct volatile_real real;
 
-/* To be called first by each of them: the loader may use one before any constructor has run. */
+/* Each wrapper calls this first, because the loader may use one before any constructor has run. */
 void real_find_all(void);
 
 #endif
