@@ -30,8 +30,7 @@ static const struct arg_option trace_options[] = {
 };
 
 static const struct arg_option events_options[] = {
-    {"follow", ARG_FLAG, NULL, "go on, from what happens from now on if --since is not given", NULL,
-     0, 0},
+    {"follow", ARG_FLAG, NULL, "go on; without --since from now on", NULL, 0, 0},
     {"since", ARG_NUMBER, "N", "those after number N", NULL, 0, UINT64_MAX},
     {"count", ARG_NUMBER, "N", "stop after N events", NULL, 1, UINT64_MAX},
     {"tenant", ARG_TEXT, "NAME", "of this tenant, for operators", NULL, 0, 0},

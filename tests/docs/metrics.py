@@ -9,8 +9,8 @@ ALERTS = "config/observe/alerts.yml"
 
 #: Title, what a reader should know of the group, and the names in it: a metric belongs to the first group that has it.
 GROUPS = (
-    ("Bypass", "Above 0, an operator has turned the cache off for somebody with `ucmctl bypass`. Keys that a bypass turned into misses count in "
-     "`bypass_lookup_keys` only, not in `lookup_keys`, so they do not lower the hit rate.", r"bypass.*"),
+    ("Bypass", "Above 0, an operator has turned the cache off for somebody with `ucmctl bypass`. Keys that become misses by that count in "
+     "`bypass_lookup_keys` only, and do not lower the hit rate.", r"bypass.*"),
     ("Lookups", "The hit rate is `lookup_hits` by `lookup_keys`, as rates over time. A hit on NVMe is one that is neither in DRAM nor shared.",
      r"lookup(?!_hits_raw|_table).*"),
     ("Loads and prefetches", "", r"load_.*|prefetch_.*|reads_coalesced|span_refused|regions"),
@@ -34,7 +34,7 @@ GROUPS = (
 LISTS = (
     ("UCMD_TENANT_METRICS", "tenants", "tenant_", "By tenant",
      "Label `tenant`. The first 64 tenants have their own label until the daemon ends; the label `other` sums up the rest. An operator reads all of "
-     "them in `stats`, another client its own."),
+     "them in `stats`, another client its own. `contended` and `fair_share` count only while several tenants are queued."),
     ("UCMD_TIER_METRICS", "tiers", "tier_", "By tier", "Label `tier`."),
     ("UCMD_ROOT_METRICS", "shared_roots", "shared_root_", "By shared root", "Labels `root` and `index`, its number from 0."),
     ("UCMD_DEVICE_METRICS", "devices", "device_", "By device", "Labels `device`, which is `cpu` or the name of a GPU, and `index`."),
@@ -81,7 +81,7 @@ def alert_names(of, name):
 
 def alerts_text(of):
     yield "\n## Alerts\n\n"
-    yield md.wrap(f"`{ALERTS}` has the expressions. Each name links to what to do; the time after it is how long the state lasts before the alert fires.")
+    yield md.wrap(f"`{ALERTS}` has the expressions. Each name links to what to do; the time after it is how long that lasts before the alert fires.")
     for severity in sorted({a.severity for a in of}):
         yield f"\n{severity.capitalize()}:\n\n"
         for a in of:
@@ -107,6 +107,8 @@ def unit_text(shown, unit, meaning):
 
 def item(prefix, cells, mark, of):
     name, kind, unit, meaning = cells
+    if prefix == "tenant_":  # the section says it
+        meaning = meaning.removesuffix(" while several tenants were queued")
     shown = prometheus(prefix, name, kind, unit)
     own = "" if plain(shown, prefix) == name else f"; `stats`:\0`{name}`"
     return md.wrap(f"- `{shown}`: {mark(meaning)}{unit_text(shown, unit, meaning)}{alert_names(of, shown)}{own}", "  ")
@@ -114,7 +116,7 @@ def item(prefix, cells, mark, of):
 
 def histograms_text(mark, of):
     yield "\n## Durations\n\n"
-    yield md.wrap("These are histograms in seconds. `ucmctl stats` prints the count, the median and the 99th percentile since the start. "
+    yield md.wrap("Histograms in seconds. `ucmctl stats` prints the count, the median and the 99th percentile since the start. "
                   "Label `tier` names the slowest tier that the request read: `dram`, `nvme` or `shared`. Label `size` is the class of "
                   "the bytes that it copied: `le1MiB`, `le64MiB` or `gt64MiB`. Requests that copied nothing do not count.") + "\n"
     for name, tiers, sizes, meaning in md.x_rows("UCMD_HISTOGRAMS", HEADER):
