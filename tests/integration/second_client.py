@@ -7,6 +7,7 @@ their hex. Needs python3-msgpack.
 import array
 import collections
 import fcntl
+import functools
 import hashlib
 import mmap
 import os
@@ -64,9 +65,13 @@ class Page:
         self.methods = re.findall(r"^### `(.+?)`", methods, re.M)
         self.operators = {part.partition("`")[0] for part in methods.split("\n### `") if "\n**For operators.**\n" in part}
 
+    @functools.cache
+    def required(self, method, heading):
+        return frozenset(name for name, row in self.tables[method, heading].items() if required(row[0]))
+
     def check_map(self, method, heading, fields):
         table = self.tables[method, heading]
-        missing = [name for name, row in table.items() if required(row[0]) and name not in fields]
+        missing = self.required(method, heading) - fields.keys()
         assert not missing, f"{method}: {missing} missing in {fields}"
         for name, value in fields.items():
             if method in ("stats", "tenant.list") and heading.startswith("in ") and name not in table and name in self.metrics:
@@ -105,13 +110,19 @@ def amount(words):
     return int(base) ** int(power or 1) - words.endswith("-1")
 
 
-def fits(value, words):
+@functools.cache
+def rule(words):
+    """Kind, Python's type and bounds."""
     kind = re.match(r"[a-z]+", words)[0]
     types = {"uint": int, "float": float, "str": str, "bin": bytes, "bool": bool, "map": dict, "uints": list, "strs": list,
              "maps": list}
-    if not isinstance(value, types[kind]) or (kind == "uint" and (isinstance(value, bool) or value < 0)):
+    return kind, types[kind], bounds(words)
+
+
+def fits(value, words):
+    kind, of, limit = rule(words)
+    if not isinstance(value, of) or (kind == "uint" and (isinstance(value, bool) or value < 0)):
         return False
-    limit = bounds(words)
     return limit is None or limit[0] <= (value if kind in ("uint", "float") else len(value)) <= limit[1]
 
 

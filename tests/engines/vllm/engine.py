@@ -418,8 +418,7 @@ class Engine:
 
     def _attend_all(self, layer, work):
         hidden, positions = self._batch(work)
-        outputs = [M.attend(q, *self._read(layer, request, position + 1))
-                   for (request, position, _), q in zip(work, self.model.queries(layer, hidden, positions))]
+        outputs = [M.attend(q, *read) for q, read in zip(self.model.queries(layer, hidden, positions), self._read_each(layer, work))]
         for item, after in zip(work, self.model.after(layer, hidden, np.array(outputs, np.float32))):
             item[2] = after
 
@@ -428,6 +427,12 @@ class Engine:
         for rank in self.ranks:
             assert self.by_layer or block not in rank.being_read(), "a store reads this block"
             rank.write(layer, block, row, k, v)
+
+    def _read_each(self, layer, work):
+        """K and V that each of these tokens attends."""
+        last = {request.request_id: (request, position + 1) for request, position, _ in work}
+        read = {name: self._read(layer, *tokens) for name, tokens in last.items()}
+        return [read[request.request_id][:, :position + 1] for request, position, _ in work]
 
     def _read(self, layer, request, tokens):
         """K and V of the first tokens, heads of all ranks side by side."""

@@ -304,6 +304,9 @@ class HybridEngine(Engine):
             assert block not in rank.being_read(), "a store reads this block"
             rank.write(layer, block, position % size, k, v)
 
+    def _read_each(self, layer, work):
+        return [self._read(layer, request, position + 1) for request, position, _ in work]
+
     def _read(self, layer, request, tokens):
         """The tokens that the last one of these attends."""
         number = self.of_layer[layer]
