@@ -30,7 +30,11 @@ EXPLAINED = {
 
 
 def options_list(options, mark):
-    return "".join(md.wrap(f"- `--{o.name}{' ' * bool(o.value)}{o.value}`{f' (`{o.default}`)' * bool(o.default)}{f': {mark(o.text)}' * (o.text != o.name)}", "  ") for o in options)
+    """A meaning that is the option's name is left out."""
+    def item(o):
+        value, default = f" {o.value}" * bool(o.value), f" (`{o.default}`)" * bool(o.default)
+        return f"- `--{o.name}{value}`{default}" + f": {mark(o.text)}" * (o.text != o.name)
+    return "".join(md.wrap(item(o), "  ") for o in options)
 
 
 def key(option):

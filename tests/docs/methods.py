@@ -266,7 +266,7 @@ def listed(title, fields):
 
 def bullets(title, items):
     if len(items) == 1:
-        return md.wrap(f"{title}: {items[0].removesuffix('.')}.") + "\n"
+        return md.wrap(f"{title}: {items[0].removesuffix('.')}.", "  ") + "\n"
     return f"{title}:\n\n" + "".join(md.wrap(f"- {item}", "  ") for item in items) + "\n"
 
 

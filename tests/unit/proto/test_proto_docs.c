@@ -13,7 +13,6 @@
 
 #define PAGE "docs/protocol.md"
 #define METHODS "docs/methods.md"
-#define COMMON_BYTES 8192 /* more than the common fields take */
 static char *page, *methods;
 
 static void page_read(void)
@@ -68,15 +67,31 @@ static void field_text(const struct proto_field *f, bool mark, char *out, size_t
     snprintf(out, room, "`%s`%s %s%s", f->name, mark ? "?" : "", kinds[f->kind], bounds);
 }
 
-/* Whether a list of text, a method's section, has the field: an item or one of several in it. */
+/* Whether p stands in an item before its meaning: of a list, or after the list's title. Further
+ * lines of an item begin with spaces. */
+static bool before_meaning(const char *text, const char *p)
+{
+    const char *line = p, *item = NULL, *meaning;
+
+    while (line > text && (line[-1] != '\n' || *line == ' '))
+        line--;
+    if (strncmp(line, "- `", 3) == 0)
+        item = line;
+    else if (strncmp(line, "Params: ", 8) == 0 || strncmp(line, "Results: ", 9) == 0 ||
+             strncmp(line, "In `", 4) == 0)
+        item = strstr(line, ": `");
+    if (!item || item > p)
+        return false;
+    meaning = strstr(item + 2, ": ");
+    return !meaning || meaning > p;
+}
+
+/* Whether a list of text, a method's section, has the field. */
 static bool has_field(const char *text, const char *field)
 {
-    static const char *const before[] = {"- ", ": ", ", ", ",\n", "  "};
-
     for (const char *p = text; (p = strstr(p, field)) != NULL; p++)
-        for (size_t i = 0; i < sizeof(before) / sizeof(before[0]); i++)
-            if (memcmp(p - 2, before[i], 2) == 0 && strchr(":,.\n", p[strlen(field)]))
-                return true;
+        if (before_meaning(text, p) && strchr(":,.\n", p[strlen(field)]))
+            return true;
     return false;
 }
 
@@ -97,14 +112,17 @@ static char *section(const char *method)
 static bool tells(const char *text, const struct proto_field *f)
 {
     char field[200], name[80], *common;
+    const char *begin, *end;
     bool told;
 
     field_text(f, !f->required, field, sizeof(field));
     if (has_field(text, field))
         return true;
     snprintf(name, sizeof(name), "`%s`%s", f->name, f->required ? "" : "?");
-    common = strndup(strstr(methods, "\n## Common fields\n"), COMMON_BYTES);
-    *strstr(common, "\n## Connect\n") = '\0';
+    begin = strstr(methods, "\n## Common fields\n");
+    end = begin ? strstr(begin, "\n## Connect\n") : NULL;
+    cr_assert_not_null(end, METHODS " has no common fields before \"Connect\"");
+    common = strndup(begin, (size_t)(end - begin));
     field_text(f, false, field, sizeof(field));
     told = has_field(text, name) && has_field(common, field);
     free(common);
