@@ -1,18 +1,19 @@
 #!/bin/sh
-# all.sh [DIRECTORY]: everything that decides about copies, in ten minutes at most, on a host with a GPU: the tests
-# of this directory by each strategy; what goes through entries, and summaries and selections, under compute-sanitizer's memcheck; then
-# ucm-bench copy, and what was measured against the aims. Logs and figures go to DIRECTORY (.).
-# COMPUTE_SANITIZER names the program; or its wheel (nvidia-cuda-sanitizer-api) lies in sanitizer/ here.
-# SANITIZER_TOOLS="racecheck initcheck" runs more of it after the table: each with three strategies, 100 s
-# at most each time. racecheck reports ucm_attend_mla_* (zeros of part-filled tiles) and ucm_select_stream_* (tiles' numbers): it
-# sees no order in a __syncwarp before one lane arrives at an mbarrier, since that is no instruction on Hopper.
-# Exit status: 0 when every test passed and every part came to its end.
+# all.sh [DIRECTORY]: everything that decides about copies, in ten minutes at most, on a host with a
+# GPU. It runs the tests of this directory by each strategy. Copies through entries, summaries and
+# selections run under compute-sanitizer's memcheck. Then come ucm-bench copy, and its figures
+# against the aims. Logs and figures go to DIRECTORY (.). COMPUTE_SANITIZER names the program; or
+# its wheel (nvidia-cuda-sanitizer-api) lies in sanitizer/ here. SANITIZER_TOOLS="racecheck
+# initcheck" runs more of it after the table: each with three strategies, 100 s at most each time.
+# racecheck reports ucm_attend_mla_* (zeros of part-filled tiles) and ucm_select_stream_* (tiles'
+# numbers). It sees no order in a __syncwarp before one lane arrives at an mbarrier, as that is no
+# instruction on Hopper. Exit status: 0 when every test passed and every part came to its end.
 here=$(cd "$(dirname "$0")" && pwd)
 begin=$(date +%s)
 status=0
 mkdir -p "${1:-.}" && cd "${1:-.}" || exit 1
 
-# part NAME SECONDS COMMAND...: its errors and, but for figures, its output go to NAME.log.
+# part NAME SECONDS COMMAND...: its errors and, except for figures, its output go to NAME.log.
 part() {
     name=$1 limit=$2
     shift 2

@@ -195,8 +195,8 @@ static void latent_plans(struct problem *p, struct ucm_attend_spec *spec)
 
 /* ---- encoded entries ---- */
 
-/* Largest scale bytes that are drawn. Without a window alongside them V is small: float16 must hold its weights all the
- * same. */
+/* The largest scale bytes that are drawn. If there is no window, V is small: float16 must hold its
+ * weights all the same. */
 #define K_SCALE 127u
 static uint32_t v_scale(const struct problem *p)
 {

@@ -59,7 +59,7 @@ void problem_decode(struct problem *p, uint32_t entry);
 /* The largest |v|, about. */
 float problem_v(const struct problem *p);
 void problem_draw_bytes(const struct problem *p, uint8_t *to, uint64_t n);
-/* By its arguments, or by these. */
+/* Launches with the problem's arguments, or with these. */
 void problem_launch(const struct problem *p);
 void problem_launch_as(const struct problem *p, const struct ucm_attend_cuda *args);
 /* Fresh lists, lengths and queries, here and there. */
@@ -94,7 +94,7 @@ void answer_compare(const struct problem *p, const struct answer *want, const st
 void answer_same(const struct problem *p, const struct answer *want, const struct answer *got,
                  const char *what);
 
-/* All that one launch a step is asked for, and launches alongside the gather, with splits of so many
+/* Tests with one launch a step, and with launches alongside the gather, with splits of so many
  * tiles. */
 void test_steps_of(const struct attend_shape *shape);
 void test_beside_of(const struct attend_shape *shape, uint32_t tiles);

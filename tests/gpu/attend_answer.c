@@ -1,4 +1,5 @@
-/* What a step of a problem must answer, by the C of kernels/attend, and how near an answer is. */
+/* The answer that a step of a problem must give, by the C of kernels/attend, and how near an answer
+ * is. */
 #include "tests/gpu/attend.h"
 
 #include <math.h>

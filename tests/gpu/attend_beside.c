@@ -1,5 +1,5 @@
-/* Attention alongside the gather, in one stream: resolve, gather, attention that waits for what is on its way. Its bits
- * are those of attention after the gather, whatever was resident. */
+/* Attention alongside the gather, in one stream: resolve, gather, and attention that waits for
+ * blocks on their way. Its bits are those of attention after the gather, whatever was resident. */
 #include "tests/gpu/attend.h"
 
 #include "kernels/entries/entries_cuda.h"
@@ -174,7 +174,7 @@ static void open_module(void)
         must(cuModuleLoadData(&module, ucm_entries_fatbin), "the kernels of entries.cu");
 }
 
-/* What is resident now, for the C. */
+/* The blocks that are resident now, for the C. */
 static void read_pool(struct beside *b)
 {
     struct problem *p = &b->p;
@@ -183,7 +183,7 @@ static void read_pool(struct beside *b)
     gpu_get(p->pool, p->args.pool.base, p->shape.entries * p->entry);
 }
 
-/* A block that comes by no mapping ends the wait, and raises the flag. */
+/* A block that no mapping brings ends the wait, and raises the flag. */
 static void lose(struct beside *b)
 {
     struct ucm_entries_place none = {0};

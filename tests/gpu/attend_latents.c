@@ -1,5 +1,5 @@
-/* Attention over latents (MLA): the same cases as of heads, and what is its own: numbers of query heads, rings, log-sums that lie
- * far apart, lists that are empty. */
+/* Attention over latents (MLA): the same cases as for heads, and some of its own. Those are numbers
+ * of query heads, rings, log-sums that lie far apart, and empty lists. */
 #include "tests/gpu/attend.h"
 
 #include <math.h>
@@ -51,7 +51,8 @@ static void test_rings(void)
     }
 }
 
-/* Queries that are so large that a few tokens have all of the weight: splits' log-sums are hundreds apart. */
+/* Queries so large that a few tokens have all of the weight: splits' log-sums are hundreds apart.
+ */
 static void test_far(void)
 {
     static const struct attend_shape shape = {UCM_KV_BF16, 16, 1,  24, 576, 2, 1,

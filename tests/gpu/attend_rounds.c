@@ -1,4 +1,5 @@
-/* Rounds, captured in a graph: the order of lists, where they stop, what is covered then, and what is reported. */
+/* Rounds, captured in a graph: the order of lists, where they stop, what they cover then, and what
+ * they report. */
 #include "tests/gpu/attend.h"
 
 #include "kernels/sparse/arith.h"
@@ -68,7 +69,7 @@ static uint64_t list_of(const struct rounds *r, uint64_t row)
     return row / r->list_rows;
 }
 
-/* What a row makes of a block: the largest q . k, or about the logarithm of its weight. */
+/* A row's figure for a block: the largest q . k, or about the logarithm of its weight. */
 static float judge(const struct rounds *r, uint64_t row, uint32_t block)
 {
     const struct attend_shape *s = &r->p.shape;
@@ -268,7 +269,7 @@ static void compare_order(const struct rounds *r)
     free(got);
 }
 
-/* Of a list, for the C: what its rows make of its blocks and of those that are not in it. */
+/* For the C: the figures of a list's rows for its blocks, and for the blocks that are not in it. */
 struct judged {
     int32_t *entries;
     float *left; /* [rows][count]: estimates or bounds */

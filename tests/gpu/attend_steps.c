@@ -1,5 +1,5 @@
-/* One launch a step: dtypes, groups, sizes, cuts into splits, lists of all heads, windows and their tails, what is
- * not there and what is no number. */
+/* One launch a step: dtypes, groups, sizes, cuts into splits, lists of all heads, windows and their
+ * tails. Also blocks that are not there, NaN and infinities. */
 #include "tests/gpu/attend.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* Copy agents for tests/integration/encoding_gpu.py, which speaks the protocol by itself: the inside of
- * libucmclient_cuda without libucmclient. */
+/* Copy agents for tests/integration/encoding_gpu.py, which speaks the protocol by itself. They are
+ * the inside of libucmclient_cuda without libucmclient. */
 #include "client/cuda/copy_agent.h"
 
 #include <fcntl.h>

@@ -1,4 +1,5 @@
-/* What the files of test_decode have in common: a worker's pool, blocks as the daemon has them, and a step. */
+/* What the files of test_decode share: a worker's pool, blocks as the daemon has them, and a step.
+ */
 #ifndef UCM_TESTS_GPU_DECODE_H
 #define UCM_TESTS_GPU_DECODE_H
 
@@ -88,16 +89,18 @@ struct ucm_cuda_decode_result scene_replay(struct scene *t);
 void scene_output(struct scene *t, struct output *out);
 /* Nothing is resident any more, and all is in the mapping. */
 void scene_forget(struct scene *t);
-/* Puts what is not served from the GPU's memory; how many keys that were. */
+/* Puts the blocks that were not served into the pool from the GPU's memory. Returns how many keys
+ * that were. */
 uint32_t scene_serve(struct scene *t);
 
-/* Of list l of a layer's, the entries that a step attended, in their order; how many. */
+/* The entries that a step attended of a layer's list l, in their order. Returns how many. */
 uint32_t scene_attended(struct scene *t, const struct output *out, uint32_t layer, uint32_t l,
                         uint32_t index[ROOM]);
 
-/* What the step attended, against the C's. */
+/* Compares what the step attended with the C's result. */
 void scene_compare(struct scene *t, const char *what);
-/* Whether the tables are whole, and each resident layer head has its block's bytes; how many there are. */
+/* Checks that the tables are whole, and that each resident layer head has its block's bytes.
+ * Returns how many there are. */
 uint32_t scene_resident(struct scene *t, const char *what);
 /* Layer heads that lists attended, each once; of layers up to `layers`. */
 uint32_t scene_chosen(struct scene *t, uint32_t layers);

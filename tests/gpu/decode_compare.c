@@ -1,4 +1,5 @@
-/* What a step of test_decode should have made: attention by the C of kernels/attend, entries with the bytes of their blocks. */
+/* The expected result of a step of test_decode: attention by the C of kernels/attend, and entries
+ * with the bytes of their blocks. */
 #include "tests/gpu/decode.h"
 
 #include "kernels/arith.h"

@@ -1,5 +1,5 @@
-/* Steps in rounds: what is attended is what a list's first blocks say, no other block was copied, where they lay changes no bit,
- * and what was not served ends in as many runs as there are rounds. */
+/* Steps in rounds. They attend a list's first blocks, and copy no others. Where the blocks lay
+ * changes no bit. A step that was not served ends after as many runs as there are rounds. */
 #include "tests/gpu/decode.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@ static bool same(const struct output *a, const struct output *b)
     return memcmp(a, b, sizeof(*a)) == 0;
 }
 
-/* What a step says of its rounds, by its reports. */
+/* The rounds of a step, as its reports tell them. */
 static void check_told(struct scene *t, const struct ucm_cuda_decode_result *r,
                        const struct output *out)
 {

@@ -116,7 +116,7 @@ static void check_full(const struct scene_spec *spec)
     scene_close(&t);
 }
 
-/* What the caller does wrong shows. */
+/* Mistakes of the caller show. */
 static void check_strays(struct scene *t)
 {
     uint32_t at = t->input.layer[1].index[0];
@@ -138,7 +138,8 @@ static void check_strays(struct scene *t)
     check(scene_replay(t).flags == 0, "%s: neither", t->spec.name);
 }
 
-/* Steps that began and never ended leave nothing to the next one, nor to what is put between them. */
+/* Steps that began and never ended leave nothing to the next one, nor to blocks that are put
+ * between them. */
 static void check_aborted(struct scene *t)
 {
     const struct ucm_entries *s = &t->decode->entries;

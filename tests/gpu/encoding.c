@@ -186,7 +186,7 @@ static void same(const struct rig *r, const char *what, const uint8_t *is, const
           at < n ? is[at] : 0, at < n ? should[at] : 0);
 }
 
-/* Encodes the pages and compares all slots, what lies between tensors too. */
+/* Encodes the pages and compares all slots, with the bytes between tensors. */
 static void dump(struct rig *r)
 {
     uint8_t *found = fresh(r->slots_bytes);
@@ -205,7 +205,7 @@ static void dump(struct rig *r)
     free(found);
 }
 
-/* Decodes the slots and compares all pages, what lies between them too. */
+/* Decodes the slots and compares all pages, with the bytes between them. */
 static void load(struct rig *r)
 {
     uint8_t *found = fresh(r->page_bytes);
@@ -272,8 +272,8 @@ static void fill_rows(uint8_t *to, uint64_t elements, uint32_t dim, uint32_t dty
     }
 }
 
-/* Of few exponents, as KV has them, but for some elements in a thousand; once in a while with more than
- * lossless has room for. */
+/* Values of few exponents, as KV has them, except some elements in a thousand. Once in a while they
+ * have more exponents than lossless has room for. */
 static void fill_close(uint8_t *to, uint64_t elements)
 {
     uint32_t odd = rnd_below(4) == 0 ? 40 : 4;
@@ -353,7 +353,7 @@ static const struct {
               {16, 4, 96},  {1, 1, 1},   {16, 3, 127}, {5, 7, 72},  {3, 1, 1024},
               {16, 1, 8},   {64, 1, 20}, {9, 2, 1000}, {2, 9, 2}};
 
-/* Whose pages begin at multiples of 16. */
+/* A shape whose pages begin at multiples of 16. */
 static bool aligned_pages(uint32_t encoding)
 {
     return encoding == UCM_ENCODING_Q4 || encoding == UCM_ENCODING_LOSSLESS;
@@ -397,8 +397,8 @@ static void test_tensors(uint32_t encoding)
     test_spec(&two, 0, true);
 }
 
-/* A block whose layers lie side by side is one tensor. Of lossless some fit, some have a part with more escapes than
- * its share, and some do not fit. */
+/* A block whose layers lie side by side is one tensor. With lossless, some blocks fit, some have a
+ * part with more escapes than its share, and some do not fit. */
 static void fill_long(uint8_t *to, uint64_t elements, uint32_t kind)
 {
     uint64_t dense = rnd_below(64) * (elements / 64);
@@ -471,8 +471,8 @@ static void test_values(uint32_t encoding, uint32_t dtype)
     rig_close(&r);
 }
 
-/* Every code with every scale byte; of int8's scales, which have two bytes, those of 256 high bytes with
- * some low ones. */
+/* Every code with every scale byte. int8's scales have two bytes: all 256 high bytes, with some low
+ * ones. */
 static void test_codes(uint32_t encoding, uint32_t dtype)
 {
     struct ucm_encoding_spec spec = encoding_spec(encoding, dtype, 256, 4, 256, 0, 0);

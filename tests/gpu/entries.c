@@ -20,7 +20,7 @@ void pool_open(struct pool *p, const struct ucm_entries_shape *shape)
     p->bytes = ucm_entries_bytes(shape);
     if (posix_memalign(&memory, 64, p->bytes) != 0)
         must(CUDA_ERROR_OUT_OF_MEMORY, "memory");
-    memset(memory, 0, p->bytes); /* lists too: what is not used is compared */
+    memset(memory, 0, p->bytes); /* also of lists, because unused items are compared, too */
     ucm_entries_layout(&p->host, shape, memory);
     ucm_entries_init(&p->host);
     p->memory = gpu_new(p->bytes);
@@ -211,8 +211,8 @@ static int by_key(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* model: from the same arrays, in C. Which request wanted a miss first may differ, and so the
- * request that an unclaimed entry counts for. */
+/* model: the same in C, from the same arrays. Another request may be the first that wants a miss,
+ * so an unclaimed entry may count for another one. */
 static void same_resolve(struct pool *p, struct ucm_entries *model)
 {
     struct ucm_entries *s = &p->host;

@@ -1,4 +1,4 @@
-/* What the files of test_entries have in common: a pool on the GPU, and its copy that the host reads. */
+/* What the files of test_entries share: a pool on the GPU, and its copy that the host reads. */
 #ifndef UCM_TESTS_GPU_ENTRIES_H
 #define UCM_TESTS_GPU_ENTRIES_H
 

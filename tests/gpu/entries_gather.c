@@ -1,4 +1,4 @@
-/* The gather from memory of the host that changes meanwhile. Bytes say where they belong and in which sequence
+/* The gather from memory of the host that changes meanwhile. Bytes tell their place and sequence
  * number. */
 #include "tests/gpu/entries.h"
 
@@ -105,7 +105,7 @@ static void want_numbers(struct scene *t, uint32_t first, uint32_t n)
     gpu_free(zero);
 }
 
-/* -> keys that are resident; their bytes are those that were promised. */
+/* -> keys that are resident. Checks that their bytes are the promised ones. */
 static uint32_t check_resident(struct scene *t, const char *when)
 {
     struct ucm_entries *s = &t->pool.host;

@@ -70,9 +70,9 @@ $(GPU_COPY_AGENTS): $O/obj/tests/gpu/copy_agents.o $O/libucmclient_cuda.a $O/lib
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
 
-# A directory that runs on a host with a GPU and without Debian's packages: programs, the libraries that
-# they need beyond the C library, and run.sh.
-# The daemon starts itself, and processes for directories, with an environment of their own: these find the bundle's libraries.
+# A directory that runs on a host with a GPU and without Debian's packages. It has programs, the
+# libraries that they need beyond the C library, and run.sh. The daemon starts itself again, and
+# processes for directories, with an environment of their own. These find the bundle's libraries.
 BESIDE     := -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/lib'
 GPU_DAEMON := $O/gpu/ucmd $O/gpu/ucmd-backend-directory
 $O/gpu/ucmd: $(call obj,daemon/main.c) $(DAEMON_OBJ) $(BUILD_OBJ)

@@ -81,8 +81,8 @@ struct test_layout {
     uint64_t handle_offsets[16]; /* from the worker's memory */
 };
 
-/* Registers the worker's memory of `bytes`, which begins at `offset` of its allocation. ipc: handle
- * bytes, or NULL for the descriptor fd, which is dup'ed. */
+/* Registers the worker's memory of `bytes`, which begins at `offset` of its allocation. ipc: the
+ * handle's bytes, or NULL for the descriptor fd, which is duplicated. */
 int region_make(struct test_device *t, const struct test_layout *layout, pid_t pid,
                 const uint8_t *ipc, int fd, uint64_t offset, uint64_t bytes,
                 struct device_region **out);
@@ -92,8 +92,8 @@ int region_open(struct test_device *t, const struct test_layout *layout, pid_t p
                 struct device_region **out, struct ucm_error *error);
 void region_shut(struct test_device *t, struct device_region *r);
 
-/* What a worker does before and after an OPEN of its region: it shows that the memory of its IPC handles, one
- * allocation, is its own. Done from here, where the handle opens. */
+/* A worker's part before and after an OPEN of its region: it proves that the one allocation behind
+ * its IPC handles is its own. The test does it, because the handle opens here. */
 struct test_proof {
     bool written;
     uint8_t kept[16][UCM_NONCE_BYTES];

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A worker of isolation.py: registers GPU memory in each way that there is, dumps, loads and compares.
+"""A worker of isolation.py: registers GPU memory in every possible way, dumps, loads and compares.
 
 usage: isolated_worker.py SOCKET SALT WAY...
 Prints a line of JSON for each way: "works", or the sentence with which the daemon or the driver refused it.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""GPU memory between a daemon and workers in other namespaces, as other users, in what a container runtime makes, and
-under the shipped unit's sandbox: which way works where, and what is said where it does not.
+"""GPU memory between a daemon and workers in other namespaces, as other users, in containers, and
+under the shipped unit's sandbox. Shows which way works where, and what is said where it does not.
 
 usage: isolation.py [--json FILE]
 Needs root, a GPU, and the bundle around it ($UCM_BUNDLE; default three directories up). Exit status: 0 when all is as
@@ -44,7 +44,7 @@ def sandbox(kind, *options, before=()):
     return (*before, sys.executable, "-B", str(HERE / "sandbox.py"), kind, "--bundle", BUNDLE, *options, "--")
 
 
-# What comes before a worker's command. RUN is the directory of its daemon's socket.
+# The words before a worker's command. RUN is the directory of its daemon's socket.
 RUN = "@RUN@"
 STATE = "@STATE@"
 WORKERS = {
@@ -183,7 +183,7 @@ class Daemon:
 
 
 def refusals(daemon):
-    """Why it opened no event: answers of dumps have no words, the log has."""
+    """Why it opened no event: the log says it, as answers of dumps have no words."""
     return set(re.findall(r'copy-failed .*why="(.*)"', daemon.words()))
 
 
@@ -209,7 +209,8 @@ def play_all():
 
 
 def tell(played):
-    """The table, and what differs from it. Returns how many things were looked at, and how many differ."""
+    """Prints the table, and what differs from it. Returns how many cases it checked, and how many
+    differ."""
     failures, checks, sentences = 0, 0, set()
     print(f"{'daemon':30}{'worker':24}" + "".join(f"{way:12}" for way in WAYS))
     for daemon, seen, trouble in played:

@@ -52,7 +52,7 @@ class Gpu(unittest.TestCase):
         return made
 
     def test_blocks_after_an_event(self):
-        """The bytes are those that kernels write that were started before the event."""
+        """The stored bytes are those of kernels that were started before the event."""
         a, b, store, names = cache(), cache(), self.store(), ids(8, "e")
         slow = torch.randn(8192, 8192, device="cuda")
         for _ in range(40):
@@ -88,7 +88,7 @@ class Gpu(unittest.TestCase):
             store.dump(ids(60, "t"), [0] * 60, spread)
 
     def test_tensorrt(self):
-        """Pages of one tensor; what is saved is what the forward pass leaves."""
+        """Pages of one tensor. The bytes that are saved are those that the forward pass leaves."""
         from ucmclient.engine.trtllm import connector as of
         import json
         args = SimpleNamespace(model=self.id(), tensor_parallel_size=1, kv_cache_config=SimpleNamespace(tokens_per_block=32))

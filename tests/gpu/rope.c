@@ -98,8 +98,8 @@ struct load {
     struct work w;
 };
 
-/* K with other bytes before and after it, and V, whose pages follow K's; all of it `shift` bytes
- * from where it would be aligned. */
+/* K with other bytes before and after it, and V, whose pages follow K's. All lie `shift` bytes from
+ * an aligned place. */
 static void load_place(struct load *l, const struct ucm_rope_spec *spec, const struct shape *shape,
                        uint32_t shift)
 {

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs the GPU tests of this directory with the libraries next to them, what copies once for each strategy,
-# and then measures (UCM_TEST_BENCH=no: does not). Exit status: 0 when all tests passed.
+# Runs the GPU tests of this directory with the libraries next to them. Tests of copies run once for
+# each strategy. Then measures (UCM_TEST_BENCH=no: does not). Exit status: 0 when all tests passed.
 here=$(cd "$(dirname "$0")" && pwd)
 LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export LD_LIBRARY_PATH
@@ -19,7 +19,7 @@ done
 echo '== test_copy dma, as with a driver before CUDA 13'
 UCM_TEST_NO_BATCHES=1 UCM_TEST_STRATEGY=dma timeout "${TEST_SECONDS:-100}" "$here/test_copy" || status=1
 
-# Python has libraries of its own: only the daemon is to find those next to this script.
+# Python has libraries of its own, so only the daemon is to find those next to this script.
 mkdir -p "$here/bin"
 for program in ucmd ucmctl; do
     printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "'$LD_LIBRARY_PATH'" "'$here/$program'" >"$here/bin/$program"

@@ -82,7 +82,7 @@ def tmpfs(path, mode="1777"):
 
 
 def build(target, mode, fill):
-    """A new tmpfs at target; fill(path) makes what is in it, while all else is still in its place."""
+    """A new tmpfs at target. fill(path) fills it while all else is still in its place."""
     os.makedirs(BUNDLE_AT, exist_ok=True)  # also in a /run that is new
     tmpfs(BUNDLE_AT, mode)
     fill(BUNDLE_AT)
@@ -227,7 +227,7 @@ def truth(value):
 ELSEWHERE = {"Type", "ExecStart", "ExecReload", "Restart", "RestartSec", "RestartPreventExitStatus", "WatchdogSec",
              "TimeoutStopSec", "OOMPolicy", "RuntimeDirectory", "RuntimeDirectoryMode", "RuntimeDirectoryPreserve", "StateDirectory",
              "StateDirectoryMode", "User", "Group", "AmbientCapabilities"}
-# What no other line of the unit makes up for is said.
+# Reports directives that no other line of the unit makes up for.
 SYSTEMD_ONLY = {"IPAddressDeny": "a BPF program of the unit's cgroup"}
 TUNABLES = ("/proc/sys", "/proc/acpi", "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sysrq-trigger", "/proc/mtrr", "/sys")
 HIDDEN_TUNABLES = ("/proc/kallsyms", "/proc/kcore", "/sys/kernel/debug", "/sys/kernel/tracing")
@@ -254,7 +254,8 @@ class Unit:
     # Mounts; ProtectSystem=strict comes last, so that it can go round what the others made writable.
 
     def mounts(self, directories):
-        """directories: what is opened, as a mount of this namespace, and where it goes; others may hide it meanwhile."""
+        """directories: those that are opened, as mounts of this namespace, and where each goes.
+        Others may hide them meanwhile."""
         self.on("PrivateMounts")
         if self.on("PrivateTmp"):
             self.private_tmp()
@@ -291,7 +292,8 @@ class Unit:
             build(directory, "1777", fill)
 
     def device_nodes(self):
-        """The cgroup's list as a /dev that has no others: their names in /proc/devices are what char- is about."""
+        """Replaces the cgroup's list by a /dev with no other devices. char- stands for names in
+        /proc/devices."""
         if self.one.get("DevicePolicy", "auto") != "closed":
             return self.done.update(("DevicePolicy", "DeviceAllow"))
         listed = pathlib.Path("/proc/devices").read_text().split("Block devices:")[0].splitlines()[1:]
@@ -345,7 +347,7 @@ class Unit:
         if self.on("NoNewPrivileges"):
             no_new_privileges()
 
-    # Filters. The one of SystemCallFilter= is the last: it forbids to load another.
+    # Filters. That of SystemCallFilter= is the last, because it forbids loading another.
 
     def filters(self):
         table = groups()

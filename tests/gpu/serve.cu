@@ -1,5 +1,6 @@
-/* The main job on a GPU, through the real daemon and client library: one process dumps its CUDA memory
- * and ends, another loads it into its own, bit for bit, while a third is killed in the middle of a dump.
+/* The main job on a GPU, through the real daemon and client library. One process dumps its CUDA
+ * memory and ends, and another loads it into its own, bit for bit. Meanwhile a third is killed in
+ * the middle of a dump.
  *
  * usage: test_serve (starts $UCMD, default ucmd next to it); the roles are processes of their own, since
  * a process can't open its own IPC handle. */
@@ -130,7 +131,7 @@ static void evict_from_dram(struct ucm_client *c)
     size_t n;
 
     for (int i = 0; i < 100; i++) {
-        usleep(50000); /* write-back comes first: what lies nowhere else stays */
+        usleep(50000); /* write-back comes first, because blocks that lie nowhere else stay */
         if (ucm_call(c, "evict", params, sizeof(params) - 1, -1, &p, &n) == 0)
             free(p);
     }
@@ -156,7 +157,8 @@ static bool staged_moved(struct ucm_client *c)
     return moved;
 }
 
-/* A worker's GPU is full when its copy agent claims orders of encoded blocks, so they can't be done, and it dies. */
+/* A worker's GPU is full when its copy agent claims orders of encoded blocks. So they can't be
+ * done, and the worker dies. */
 static void test_dies_with_claimed_orders(void)
 {
     char said[16] = "";

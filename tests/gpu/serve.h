@@ -1,4 +1,4 @@
-/* What the roles of test_serve share: a worker, and what lies in its blocks. */
+/* What the roles of test_serve share: a worker, and the contents of its blocks. */
 #ifndef UCM_TESTS_GPU_SERVE_H
 #define UCM_TESTS_GPU_SERVE_H
 
@@ -23,7 +23,7 @@ struct worker {
     cudaEvent_t event;
     cudaIpcEventHandle_t handle;
     size_t bytes;
-    uint8_t kept[16]; /* what stands where a nonce does */
+    uint8_t kept[16]; /* the bytes at the nonce's place */
 };
 
 /* A check in a role: a failure ends the role. */
@@ -64,7 +64,7 @@ __global__ void fill(unsigned *kv, unsigned first, unsigned n, unsigned from, un
 /* The dump is sent while the kernel that writes the bytes has not even begun. */
 struct ucm_task *dump_begin(struct worker *w, unsigned first, unsigned n, long long ms);
 void poison(struct worker *w);
-/* Words that are not what a load of n blocks leaves; n 0: that are no poison. */
+/* Counts words that a load of n blocks would not leave; n 0: words that are not poison. */
 size_t compare(struct worker *w, unsigned first, unsigned n);
 size_t load_and_compare(struct worker *w, unsigned first, unsigned n);
 

@@ -1,5 +1,5 @@
-/* Roles of test_serve: workers whose blocks are stored encoded. What a load leaves is compared with what the C
- * reference makes of the pages that were dumped. */
+/* Roles of test_serve: workers whose blocks are stored encoded. Loaded pages are compared with what
+ * the C reference makes of the dumped pages. */
 #include "tests/gpu/serve.h"
 
 #include "kernels/encoding/encoding.h"
@@ -251,8 +251,8 @@ int role_encoded_hangs(void)
 
 #define ORPHANS 25000u /* first of the blocks that encoded-dies dumps */
 
-/* Fills the GPU with a kernel of its own, so that the copy agent's never begin, and dies when orders of a dump and
- * of a load are claimed. */
+/* Fills the GPU with a kernel of its own, so that the copy agent's never begin. Dies when orders of
+ * a dump and of a load are claimed. */
 int role_encoded_dies(void)
 {
     std::vector<uint16_t> kv = kv_of(ORPHANS);

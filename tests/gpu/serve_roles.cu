@@ -170,7 +170,7 @@ int role_survivor(void)
             need(ucm_task_wait(tasks[i], 30000, &r) != 0, "a load under way when the daemon died fails");
             ucm_task_free(tasks[i]);
         }
-    if (!staged()) /* what the engines were given may go on for a moment, without anybody's help */
+    if (!staged()) /* copies that the copy engines have begun may go on for a moment */
         usleep(100000);
     poison(&w);
     usleep(100000);

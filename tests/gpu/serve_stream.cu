@@ -66,7 +66,7 @@ static void streamer_open(struct streamer *s)
         need_cuda(ucm_cuda_open(s->w.client, (const uint8_t *)prop.uuid.bytes, NULL, 30000, &s->cuda), "copy_agent");
     need(cudaMallocHost(&s->differ, FLIGHT * sizeof(*s->differ)) == cudaSuccess, "cudaMallocHost");
     memset(s->differ, 0, FLIGHT * sizeof(*s->differ));
-    /* Loaded lazily after a stream that waits, it would hold up this thread. */
+    /* If it were loaded lazily after a stream that waits, it would hold up this thread. */
     layer_differs<<<1, 1, 0, s->w.stream>>>(s->w.kv, 0, 0, s->differ);
     need(cudaStreamSynchronize(s->w.stream) == cudaSuccess, "the kernel is loaded");
 }
@@ -121,8 +121,8 @@ int role_consume_stream(void)
     return differ ? 1 : 0;
 }
 
-/* The daemon stops in the middle of its loads, so that the stream stands at one of them, and dies. The bytes of a
- * successful load were there for the kernels, too. */
+/* The daemon stops in the middle of its loads, so that the stream waits at one of them. Then it
+ * dies. The bytes of a successful load were there for the kernels, too. */
 int role_stream_orphan(void)
 {
     const char *text = getenv("UCM_TEST_DAEMON");

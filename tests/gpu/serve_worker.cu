@@ -1,4 +1,4 @@
-/* A worker of test_serve: its memory, and what lies in its blocks. */
+/* A worker of test_serve: its memory, and the contents of its blocks. */
 #include "tests/gpu/serve.h"
 
 #include <stdio.h>

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Loads that re-rotate K into GPU memory, through a daemon and its clients: bits besides those of a region in host memory.
+"""Loads that re-rotate K into GPU memory, through a daemon and its clients, compared with those
+into host memory.
 
 shifted.py [staged|sm|dma|auto]
 
-Each case stores random blocks and loads them as they are and re-rotated, without a copy agent ("straight": by the daemon's own kernel) and with
-one. The word is the daemon's copy.strategy. $UCMD is the daemon, $UCMCLIENT_LIB the library, $UCMCLIENT_CUDA_LIB the copy agent's. Needs
-PyTorch with CUDA. Exit status: 0 when all bits are equal."""
+Each case stores random blocks, and loads them as they are and re-rotated. It does so without a copy
+agent ("straight": by the daemon's own kernel), and with one. The word is the daemon's
+copy.strategy. $UCMD is the daemon, $UCMCLIENT_LIB the library, $UCMCLIENT_CUDA_LIB the copy
+agent's. Needs PyTorch with CUDA. Exit status: 0 when all bits are equal."""
 
 import os
 import random
@@ -84,7 +86,8 @@ class Case:
         assert region.load(self.keys, self.table, shifts=self.shifts if shifted else None).wait(120).all_ok
 
     def wrong(self):
-        """Of each way on the GPU: its bytes aren't those of the load with position shifts into host memory. Or a plain load has these."""
+        """For each way on the GPU: whether its bytes differ from those of a load with position
+        shifts into host memory, or a load without shifts has the same."""
         torch, wrong = self.torch, []
         self.load(self.cpu, True)
         want = torch.frombuffer(self.host.buffer, dtype=torch.uint8).cuda()

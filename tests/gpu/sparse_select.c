@@ -1,6 +1,6 @@
-/* Selections: every method, reduce and policy; sequences of many lengths in a launch; blocks
- * without summaries, poisoned ones, and many that score the same; launches of a graph whose inputs
- * change. */
+/* Selections: every method, reduce and policy. Sequences of many lengths in a launch; blocks
+ * without summaries, poisoned blocks, and many with the same score. Launches of a graph whose
+ * inputs change. */
 #include "client/lib/sparse/spec.h"
 #include "tests/gpu/sparse.h"
 
@@ -191,7 +191,8 @@ static void lists_free(struct lists *l)
     free(l->score);
 }
 
-/* Of what each sequence may choose where the launch says it, one of them none and one more than there are. */
+/* How many blocks each sequence may choose, if the launch says it: one sequence none, and one more
+ * than there are. */
 static uint32_t most_of(const struct problem *p, uint32_t sequence)
 {
     return sequence == 1 ? 0 : sequence == 2 ? UINT32_MAX : p->info.room * sequence / SEQUENCES;
@@ -435,8 +436,9 @@ static void many_candidates(double sparse_ratio)
     compare(&p);
 }
 
-/* Lists of KV heads of tokens with rest by the metric `rounded`, which clusters of thread blocks choose from: as many as the
- * GPU has room for at once, few and many query heads, short lists and long ones. */
+/* Clusters of thread blocks choose from lists of KV heads, of tokens with rest by the metric
+ * `rounded`. There are as many lists as the GPU has room for at once. Query heads are few and many,
+ * lists short and long. */
 static void clusters(void)
 {
     static const struct shape of[] = {{2, 4, 128, 16, 0}, {1, 8, 128, 4, 0},  {2, 1, 128, 16, 0},
@@ -453,7 +455,8 @@ static void clusters(void)
                UCM_SPARSE_HEADS_EACH, 66000);
 }
 
-/* The same with more lists than clusters at once: tiles of summaries stream to warps that score, while others choose. */
+/* The same with more lists than clusters at once. Tiles of summaries stream to warps that score,
+ * while other warps choose. */
 static void streams(void)
 {
     static const struct shape of[] = {{8, 4, 128, 16, 0}, {4, 7, 128, 16, 0}, {8, 1, 128, 33, 0}};
@@ -491,7 +494,8 @@ void test_selections(void)
     many_candidates(0.4);
 }
 
-/* A captured launch, replayed with other contents; and alongside another one that takes the whole GPU. */
+/* A captured launch is replayed with other contents, and alongside another launch that takes the
+ * whole GPU. */
 void test_graphs(void)
 {
     struct problem p = {.region = 500};

@@ -1,5 +1,5 @@
-/* Summaries: every method, type of K and way to lie in memory; values that poison, overflow, vanish or
- * are all the same; blocks out of order, twice, and outside. */
+/* Summaries: every method, type of K and layout in memory. Values poison, overflow, vanish or are
+ * all the same. Blocks come out of order, twice, or lie outside. */
 #include "tests/gpu/sparse.h"
 
 #include <stdlib.h>

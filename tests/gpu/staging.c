@@ -11,7 +11,7 @@
 
 #define RINGS 64
 
-/* Of each worker that a region was opened for, when the tests want staged copies; closed with the
+/* The ring of each worker with an open region, when the tests want staged copies. Closed with the
  * device. */
 static struct ring_of {
     struct test_worker *worker;
@@ -93,7 +93,7 @@ static CUresult memory_close(const struct opened *o)
     return r;
 }
 
-/* initcheck sees what this process writes: neither what the worker's kernels gather, nor what a
+/* initcheck sees only what this process writes: not what the worker's kernels gather, nor what a
  * batch of the driver's copies. So entries are cleared here once, where the device has them mapped.
  */
 static CUresult entries_clear(const struct test_device *t, const struct ring_of *of)

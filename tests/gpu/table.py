@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""table.py COPY.JSON...: what `ucm-bench copy --json` measured, a line a case, against what is aimed at.
+"""table.py COPY.JSON...: prints the figures of `ucm-bench copy --json`, a line a case, next to the
+aims.
 
 A figure by fragment is the worst of the fragments of the case. Several files each add their rows.
 """

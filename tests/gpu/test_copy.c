@@ -151,8 +151,8 @@ static void items_make(struct ucm_copy_item *items, const struct test_layout *l,
     }
 }
 
-/* Writes every page of the region once, by a load: initcheck sees what this process writes, not
- * what the worker does. */
+/* Writes every page of the region once, by a load, because initcheck sees only what this process
+ * writes, not what the worker does. */
 static void pages_write(struct device_region *r, uint32_t blocks)
 {
     struct ucm_copy_item *items = calloc(blocks, sizeof(*items));
@@ -303,7 +303,7 @@ static void test_event_order(struct device_region *r)
           "12 dumps after events store the final bytes (%u wrong, %u early)", wrong, early);
 }
 
-/* What an event costs: it is opened, asked, and its worker looked for twice. */
+/* The cost of an event: it is opened and queried, and its worker is looked for twice. */
 static void test_event_cost(struct device_region *r)
 {
     struct ucm_copy_item items[32];
@@ -388,8 +388,8 @@ static void test_many(struct device_region *from, struct device_region *to,
     free(jobs);
 }
 
-/* A load of 1 MiB after 24 MiB, many times over, of less urgent dumps or loads: where four loads
- * are still to end, three times what is enqueued ahead, it overtakes the last of them. */
+/* A load of 1 MiB comes after 24 MiB, many times over, of less urgent dumps or loads. If four of
+ * those have not ended, three times what is enqueued ahead, it overtakes the last of them. */
 static void test_urgent(struct device_region *r)
 {
     struct ucm_copy_item items[32];

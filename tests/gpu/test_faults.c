@@ -1,6 +1,6 @@
-/* What workers and their handles may do wrong: each is refused or fails by itself, nothing
- * unfinished is reported as stored, and the context goes on serving the others. The last test loses
- * the context on purpose. */
+/* Mistakes of workers and their handles. Each is refused or fails by itself, nothing unfinished is
+ * reported as stored, and the context goes on serving the others. The last test loses the context
+ * on purpose. */
 #include "tests/gpu/harness.h"
 
 #include "proto/memory/staging.h"
@@ -343,7 +343,7 @@ static void test_killed_loading(void)
 
 /* ---- entries ---- */
 
-/* What the stopped worker's copy agent would have said of the turns that are posted now. */
+/* Does to the posted orders what the stopped worker's copy agent would have done. */
 static unsigned turns_move(struct ucm_staging *ring, enum ucm_staging_phase to)
 {
     unsigned posted = 0;
@@ -364,8 +364,8 @@ static unsigned turns_move(struct ucm_staging *ring, enum ucm_staging_phase to)
     return posted;
 }
 
-/* The worker is killed when its turns of a load and a dump are in that phase. What it claimed and
- * can't have done fails; what nobody claimed goes another way. */
+/* The worker is killed when its orders of a load and a dump are in that phase. Orders that it
+ * claimed and can't have done fail. Unclaimed ones go another way. */
 static void killed_in(enum ucm_staging_phase phase, const char *name)
 {
     struct device_region *r;
@@ -465,8 +465,8 @@ static void test_memory_freed(void)
 
 /* ---- a lost context ---- */
 
-/* A region of which a plane lies where nothing is, as no check would let it be. For the kernel
- * only: the engines would take the address for host memory. */
+/* A region with a plane at an unmapped address, which no check would allow. For the kernel only,
+ * because the engines would take the address for host memory. */
 static struct device_region *wild_open(void)
 {
     struct test_layout wild = flat;
@@ -488,8 +488,8 @@ static struct device_region *wild_open(void)
     return bad;
 }
 
-/* Jobs are under way when the context goes: by a wild address of a copy of ours, or by a kernel of
- * this process's that traps. All of them end. */
+/* Jobs are under way when the context is lost: by a wild address in one of our copies, or by a
+ * kernel of this process that traps. All jobs end. */
 static void test_lost(bool by_kernel)
 {
     struct device_region *r, *s, *bad = by_kernel ? wild_open() : NULL;

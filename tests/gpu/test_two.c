@@ -1,5 +1,5 @@
-/* Two GPUs in one device module: each is found by its UUID, has a thread and a context of its own,
- * and takes only memory of its own. With one GPU there is nothing to test. */
+/* Two GPUs in one device module. Each is found by its UUID, has a thread and a context of its own,
+ * and takes only its own memory. With one GPU there is nothing to test. */
 #include "tests/gpu/harness.h"
 
 #include <cuda.h>
@@ -47,8 +47,8 @@ static bool side_open(unsigned i)
                  "a region of GPU %u opens: %s", i, e.text);
 }
 
-/* Is there an error to tell memory of another GPU by? Nothing is opened here yet that could be
- * closed with it. */
+/* Does an error identify memory of another GPU? Nothing is open here yet that could be closed with
+ * it. */
 static void without_peers(void)
 {
     CUipcMemHandle handle;
@@ -69,8 +69,8 @@ static void without_peers(void)
     (void)cuDevicePrimaryCtxRelease(1);
 }
 
-/* The driver may map it over the link between the GPUs and call it this GPU's: then it is the
- * worker's memory all the same. */
+/* The driver may map it over the link between the GPUs and call it this GPU's. It is the worker's
+ * memory all the same. */
 static void wrong_gpu(void)
 {
     struct device_region *r;
@@ -155,7 +155,7 @@ static void side_by_side(enum device_op op, const char *name)
           two / one);
 }
 
-/* One worker ends: the other GPU's copies go on, and the daemon lets go of the memory. */
+/* One worker ends. The other GPU's copies go on, and the daemon releases the memory. */
 static void one_dies(void)
 {
     struct test_job j;

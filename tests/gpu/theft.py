@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""A thief that knows the handle of another process's GPU memory, and handles with bytes changed: the daemon refuses what it must, copies what is
-proven, and lives. Run by run.sh. The process that owns the memory is this script with the word `owner`; no other one here has a GPU."""
+"""A thief knows the handle of another process's GPU memory, and uses handles with changed bytes.
+The daemon refuses what it must, copies what is proven, and lives. Run by run.sh. The process that
+owns the memory is this script with the word `owner`; no other one here has a GPU."""
 
 import ctypes
 import json
@@ -115,7 +116,7 @@ class Theft(Case):
             except Refused as error:
                 said[error.args[1]] = said.get(error.args[1], 0) + 1
                 continue
-            opened += 1  # it is the owner's memory all the same: the driver ignores some bytes
+            opened += 1  # it is still the owner's memory: the driver ignores some bytes
             self.works(client, region, "altered")
             client.call("region.unregister", region=region)
         print(f"altered handles: {opened} opened the owner's memory, {said}")

@@ -46,7 +46,7 @@ __global__ void copy_bytes(char *to, const char *from, uint64_t n)
         to[i] = from[i];
 }
 
-/* What the event stands behind: the wait, and the kernel that writes the final bytes. */
+/* What comes before the event: the wait, and the kernel that writes the final bytes. */
 static cudaError_t event_record(struct worker *w, const struct worker_request *q)
 {
     cudaError_t r = cudaMemcpy(w->stage, w->shared, w->bytes, cudaMemcpyHostToDevice);
@@ -87,7 +87,7 @@ static cudaError_t alloc_ipc(struct worker *w, const struct worker_request *q, s
     if (!r && q->bytes <= WORKER_SHARED_BYTES)
         r = cudaMalloc(&w->stage, q->bytes);
     memcpy(a->handle, &handle, sizeof(handle));
-    /* No byte is read that was not written: initcheck would tell. */
+    /* Reads no byte that was not written, because initcheck would report it. */
     if (!r)
         r = cudaMemset(w->base, 0, q->offset + q->bytes);
     return r ? r : cudaDeviceSynchronize();

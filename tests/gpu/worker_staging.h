@@ -17,7 +17,7 @@ struct worker_region {
     struct ucm_copy_plane planes[128];
 };
 
-/* Of all registrations of the tests. */
+/* The nonce of all registrations of the tests. */
 static const uint8_t test_nonce[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
 #!/bin/bash
-# chroot.sh [--worktree]: proves that a bare Debian 12 with nothing but git and make is enough for
-# `make demo` and `make check`, in a chroot made by debootstrap from this host's apt sources. Clones
-# HEAD, or with --worktree copies the tree as it is. Needs root; exits 77 where it can't be tried.
+# chroot.sh [--worktree]: proves that a bare Debian 12 with only git and make is enough for `make
+# demo` and `make check`. debootstrap makes a chroot from this host's apt sources. Clones HEAD, or
+# with --worktree copies the tree as it is. Needs root. Exits 77 where it can't be tried.
 set -euo pipefail
 
 top=$(cd "$(dirname "$0")/../.." && pwd)
@@ -29,7 +29,7 @@ mount_at() {
     mounts+=("$target")
 }
 
-# inside SECONDS COMMAND...: with a clean environment but for a proxy, and timed.
+# inside SECONDS COMMAND...: runs it within that time, with a clean environment except for a proxy.
 inside() {
     local limit=$1 start=$SECONDS variables=() name
     shift

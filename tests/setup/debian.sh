@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# debian.sh, to be sourced: what scripts that make a Debian below a directory have in common.
+# debian.sh, to be sourced: functions for scripts that make a Debian below a directory.
 release=bookworm
 
 # The first archive in apt's sources that has the release, in either of the two formats.

@@ -1,6 +1,6 @@
 #!/bin/sh
-# lmcache.sh DIRECTORY: a virtual environment with the LMCache that the adapter is tried against, without its CUDA packages: what check-lmcache
-# uses of it runs on a CPU.
+# lmcache.sh DIRECTORY: makes a virtual environment with the LMCache that the adapter is tested
+# against. It lacks LMCache's CUDA packages, because check-lmcache runs on a CPU.
 set -eu
 
 venv=$1

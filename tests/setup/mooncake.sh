@@ -1,6 +1,8 @@
 #!/bin/sh
-# mooncake.sh DIRECTORY: a virtual environment with Mooncake's master and Python client. bin/mooncake-python in it runs its Python, or with --exec another
-# program, with the libraries of RDMA that the client is linked to: the system's, or Debian's packages laid into the directory.
+# mooncake.sh DIRECTORY: a virtual environment with Mooncake's master and Python client.
+# bin/mooncake-python in it runs its Python, or with --exec another program. It adds the RDMA
+# libraries that the client is linked to: the system's, or Debian's packages unpacked into the
+# directory.
 set -eu
 
 venv=$1
@@ -9,8 +11,8 @@ if [ "$(cat "$venv/ucmd.wanted" 2>/dev/null)" = "$wanted" ]; then
     exit 0
 fi
 rm -rf "$venv"
-# Debian's Python: the backend's sandbox shows it /usr.
-# Installing a pip for it alone takes a processor four seconds.
+# Debian's Python, because the backend's sandbox shows /usr. Installing pip alone would take four
+# seconds of a processor.
 if /usr/bin/python3 -m pip --python /usr/bin/python3 --version >/dev/null 2>&1; then
     /usr/bin/python3 -m venv --without-pip "$venv"
     pip="/usr/bin/python3 -m pip --python $venv/bin/python"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# packages.sh [--missing] PACKAGE...: installs those of these Debian packages that are missing, or with
-# --missing only names them. Says nothing when none is.
+# packages.sh [--missing] PACKAGE...: installs those of these Debian packages that are missing, or
+# with --missing only names them. Prints nothing when none is missing.
 set -eu
 
 only_name=no
@@ -51,15 +51,16 @@ clean() {
 }
 trap clean EXIT
 trap 'exit 1' INT TERM HUP
-# prometheus, nfs-ganesha and Swift are for tests, which start their own: Debian's services of them neither start now
-# (policy-rc.d, 101: not allowed) nor at the next boot.
+# prometheus, nfs-ganesha and Swift are for tests, which start their own. Debian's services of them
+# start neither now (policy-rc.d, 101: not allowed) nor at the next boot.
 if [ ! -e "$policy" ]; then
     made=yes
     printf '#!/bin/sh\nexit 101\n' >"$log"
     $as_root install -m 755 "$log" "$policy"
 fi
 : >"$log"
-# Another apt may be at work, such as unattended upgrades: it is waited for. A list of packages that is there may do; only when it doesn't, fetch a new one.
+# Waits for another apt that may be at work, such as unattended upgrades. Uses the list of packages
+# that is there, and downloads a new one only if that fails.
 install="env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=120"
 # shellcheck disable=SC2086
 if ! $as_root $install $missing >"$log" 2>&1; then

@@ -1,6 +1,6 @@
 # Debian packages that builds and tests need, and their installation
 
-# What the build needs, and what the tests need besides.
+# Packages that the build needs, and those that only tests need.
 PKG_BUILD := build-essential python3 libuv1-dev liburing-dev libmsgpack-dev libssl-dev libxxhash-dev \
              libyaml-dev libcjson-dev libsystemd-dev libmicrohttpd-dev libnfs-dev libcurl4-openssl-dev libexpat1-dev libzmq3-dev
 PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev llvm libcriterion-dev pkg-config python3-msgpack python3-numpy python3-pip python3-yaml python3-zmq \
@@ -11,7 +11,7 @@ PKG_IMAGE := podman runc python3-msgpack python3-yaml
 setup: setup-check ## install the Debian packages that `make check` needs, where any is missing, and fetch Mooncake's client from PyPI if that answers
 	@$(TRY_MOONCAKE)
 
-# Only a word, and only before the first build: a library may come from elsewhere.
+# Only a hint, and only before the first build: a library may come from elsewhere.
 missing-packages:
 	@$(if $(wildcard $(BUILT)),,tests/setup/packages.sh --missing $(PKG_BUILD))
 

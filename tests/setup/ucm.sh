@@ -1,5 +1,6 @@
 #!/bin/sh
-# ucm.sh DIRECTORY: the UCM that its stores are tried against, from PyPI, without what it needs: check-ucm leaves out what is compiled.
+# ucm.sh DIRECTORY: installs the UCM that the stores are tested against, from PyPI, without its
+# dependencies. check-ucm leaves out its compiled parts.
 set -eu
 
 to=$1

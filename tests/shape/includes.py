@@ -3,8 +3,8 @@
 
     includes.py [--shrink]
 
-allowed.txt has today's exceptions, one a line, and can only shrink: one that is new fails, and so does one that is over, which
---shrink removes.
+allowed.txt has today's exceptions, one a line, and can only shrink. A new exception fails. One that
+is no longer needed fails, too; --shrink removes it.
 """
 
 import os
@@ -39,7 +39,7 @@ def idle():
 
 
 def wrong():
-    """What is to say, in sentences; []: nothing."""
+    """The problems, as sentences; []: there are none."""
     now, may = found(), allowed()
     return ([f"{pair.replace(' ', ' includes ')}, a header of {modules.feature_of(pair.split()[1])}: the core names no feature" for pair in sorted(now - may)]
             + [f"tests/shape/allowed.txt: \"{pair}\" is over: python3 tests/shape/includes.py --shrink" for pair in sorted(may - now)]

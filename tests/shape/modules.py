@@ -1,7 +1,8 @@
 """Which file belongs to which module: the core, by part, and the features, each with the names that tell of it.
 
-A pattern ends in / for a directory with all that is below it; a * does not go over a /. The first module that matches a file has it; features
-come first, so that a feature's file in a directory of the core is the feature's.
+A pattern ends in / for a directory with all that is below it; a * does not go over a /. The first
+module that matches a file has it. Features come first, so a feature's file in a directory of the
+core is the feature's.
 """
 
 import fnmatch
@@ -49,7 +50,8 @@ CORE = {
     "arena": ["daemon/arena/"],
     "tenant": ["daemon/tenant/"],
     "tier": ["daemon/tier/"],
-    # A directory root is a process: how the daemon speaks with it, and what it does, are the core's.
+    # A directory root is a process. How the daemon speaks with it, and what it does, belongs to the
+    # core.
     "directory root": ["daemon/shared/process/", "daemon/backend/"],
     "share": ["daemon/shared/"],
     "device": ["daemon/device/"],
@@ -75,7 +77,7 @@ INTERFACES = {
     "proto/memory/staging.h": "a client registers the memory of a ring, and abandons it when its connection breaks",
 }
 
-#: What names every feature because it lists them, and what is another process.
+#: Files that name every feature because they list them, and files of another process.
 APART = ("daemon/features.", "daemon/backend/")
 
 #: For a subject: its module, the words of C that name it outside of the module, and similar words that mean something else.

@@ -1,7 +1,9 @@
-"""What the daemon runs of a request: functions that gcov counts in a build with --coverage, through libucmclient.
+"""The functions that the daemon runs for a request, as gcov counts them in a build with --coverage,
+through libucmclient.
 
-A daemon serves one request, another one 101. What differs is a hundred requests: connecting, opening and stopping are the same in
-both. A function belongs to the request that runs it in one of two of these. Functions of headers and of proto/ count.
+One daemon serves one request, another one 101. The difference is a hundred requests: connecting,
+opening and stopping are the same in both. A function belongs to a request if at least half of these
+run it. Functions of headers and of proto/ count.
 """
 
 import glob

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""ucmclient.engine.lmcache in LMCache's own code, on a CPU: `make check-lmcache`. Its factory of adapters, its check of an L2 adapter, and its storage
-manager with controllers that store, look up, lock and load; and a real daemon."""
+"""ucmclient.engine.lmcache in LMCache's own code, on a CPU: `make check-lmcache`. LMCache's factory
+of adapters, its check of an L2 adapter, and its storage manager with controllers that store, look
+up, lock and load. With a real daemon."""
 
 import os
 import signal
@@ -100,7 +101,7 @@ class LMCache(unittest.TestCase):
         self.assertEqual(self.read(one, names[:4]), [10, 11, 12, 13])
 
     def test_a_daemon_that_is_killed(self):
-        """LMCache goes on, and what it finds is right, before and after the restart."""
+        """LMCache goes on, and finds the right bytes before and after the restart."""
         manager, names = self.manager(), keys(3)
         self.write(manager, names, 1)
         self.until(lambda: self.stored(manager) == 3 * self.SIZE)

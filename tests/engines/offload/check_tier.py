@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""ucmclient.engine.vllm.tier below vLLM's own tiers (vllm.v1.kv_offload), on a CPU and with a real daemon. vLLM's scheduler's half: its spec, factory and tiering
-manager; what GPUs would copy to and from its memory is played. vLLM lets no CPU be the GPU of its offloading connector."""
+"""ucmclient.engine.vllm.tier below vLLM's own tiers (vllm.v1.kv_offload), on a CPU and with a real
+daemon. The half of vLLM's scheduler is real: its spec, factory and tiering manager. Copies of GPUs
+to and from its memory are played, because vLLM lets no CPU be the GPU of its offloading connector.
+"""
 
 import os
 import signal
@@ -27,7 +29,7 @@ def keys(n, tag=0):
 
 
 class Engine:
-    """As vLLM's scheduler drives the tiers."""
+    """Drives the tiers as vLLM's scheduler does."""
 
     def __init__(self, socket, model="m", chunks=CHUNKS, **tier):
         groups = (OffloadingGroupConfig(tokens_per_block=16, layer_names=("a", "b"), group_id=0),)
@@ -72,7 +74,7 @@ class Engine:
             time.sleep(0.005)
 
     def look(self, names):
-        """What a request's lookups end with, its loads included: for each key the bytes, or None."""
+        """The result of a request's lookups and loads: for each key the bytes, or None."""
         context = ReqContext(uuid.uuid4().hex)
         self.manager.on_new_request(context)
         out, until = {}, time.monotonic() + 60
@@ -137,7 +139,7 @@ class Tier(unittest.TestCase):
         self.assertEqual(two.look(again), self.data[5:7])
 
     def test_a_daemon_that_hangs(self):
-        """A load that comes late is a miss, and nothing is written after it."""
+        """A late load is a miss, and nothing is written after it."""
         names, one, two = keys(3), self.engine(), self.engine(lookup_timeout=0.5, transfer_timeout=0.3)
         one.store(names, self.data[:3])
         real = two.tier._store.load

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""ucmevents read by those whom it is for: Dynamo's indexer (python -m dynamo.indexer) over its own ZeroMQ listener, and vLLM's own
-decoder where $VLLM_PYTHON has a vLLM. Needs pyzmq, msgpack and ai-dynamo-runtime: make check-routers."""
+"""Routers read ucmevents: Dynamo's indexer (python -m dynamo.indexer) over its own ZeroMQ listener,
+and vLLM's own decoder if $VLLM_PYTHON has a vLLM. Needs pyzmq, msgpack and ai-dynamo-runtime: make
+check-routers."""
 
 import json
 import os

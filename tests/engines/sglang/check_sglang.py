@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""ucmclient.engine.sglang in SGLang's own code, on a CPU: `make check-sglang`. Its storage factory, its host pools of each layout, its file storage
-as what to compare with, its plugin framework and its page hashes; and a real daemon."""
+"""ucmclient.engine.sglang in SGLang's own code, on a CPU: `make check-sglang`. SGLang's storage
+factory, its host pools of each layout, its plugin framework and its page hashes, with a real
+daemon. Its file storage is what results are compared with."""
 
 import os
 import random
@@ -141,7 +142,8 @@ class Storages(unittest.TestCase):
                     self.assertEqual(got, [files.exists(files._log_key(name, key)) for key in names])
 
     def test_batches_of_many(self):
-        """As SGLang's test of its Mooncake storage: sets, gets, and sets again of which half are there."""
+        """Like SGLang's test of its Mooncake storage: sets, gets, and sets again, of which half are
+        there."""
         one = pool(pages=64)
         storage, names = self.storage(one), hashes(range(32 * TOKENS))
         right = [bytes_of(one, page) for page in range(32)]

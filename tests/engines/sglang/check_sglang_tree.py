@@ -94,7 +94,8 @@ class Tree(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
                     self.assertTrue(torch.equal(got, want))
 
     def test_a_daemon_that_is_killed(self):
-        """Prompts are computed: the tree finds nothing, and nothing hangs. With the next daemon, servers share again."""
+        """Prompts are computed, because the tree finds nothing, and nothing hangs. With the next
+        daemon, servers share again."""
         prompt = self._make_seq(1, 6)
         self._l3_produce("killed", prompt, marker=3)
         other, _, _ = self._l3_consumer("killed")

@@ -91,10 +91,12 @@ class Case(unittest.TestCase):
         _, cache = runner.prefill(tokens, spans, Nothing(), prefixes=False)
         turned, fresh = (of.layers[0].keys[0, :, 5:69].float() for of in (cache, full))
         pair = fresh.unflatten(-1, (2, -1)).norm(dim=-2).repeat(1, 1, 2)
-        # The model rounds cosine, sine, two products and a sum, of what is stored and of what is fresh; the turn rounds once: 11 halves of 2^-8.
+        # The model rounds cosine, sine, two products and a sum, both for the stored and the fresh
+        # KV. The re-rotation rounds once. That makes 11 halves of 2^-8.
         self.assertLess(float(((turned - fresh).abs() / pair).max()), 11 * 2**-9)
         self.close_to(cache.layers[0].values[0, :, 5:69], full.layers[0].values[0, :, 5:69], 2**-7 * float(full.layers[0].values.abs().max()))
-        # Computed again as a whole, no further from float32 than twice what the model itself is in this dtype.
+        # All of it computed again differs from float32 by at most twice as much as the model itself
+        # in this dtype.
         right, own = reference(tokens), float((reference(tokens, half) - reference(tokens)).abs().max())
         for policy, step in ((First(70), 0), (First(70), 40), (Hkvd(1.0), 0)):
             logits, _ = runner.prefill(tokens, spans, policy, step=step, prefixes=False)
@@ -129,7 +131,7 @@ class Case(unittest.TestCase):
         self.assertAlmostEqual(off["asked some", 0], off["asked some", 40], delta=1e-4)
 
     def test_asked_computes_what_the_question_attends_to_most(self):
-        """Beside the weights that eager attention gives over the same cache."""
+        """Compared with the weights that eager attention gives over the same cache."""
         eager = LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=SCALED, attn_implementation="eager")).eval().to(DEVICE)
         eager.load_state_dict(MODEL.state_dict())
         self.runner.store(A), self.runner.store(C)
@@ -186,7 +188,7 @@ class Case(unittest.TestCase):
 
         def loses(*args, **more):
             found = lookup(*args, **{**more, "lease": 0})
-            # What is being written to NVMe goes a moment later.
+            # Blocks that are being written to NVMe go a moment later.
             self.daemon.until(lambda: self.runner.chunks._ns.evict([found.keys[0][1]])[1] == 0, "keeps a block")
             return found
 

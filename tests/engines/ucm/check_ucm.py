@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""ucmclient.engine.ucm in UCM's own code: `make check-ucm`, of PyPI's package, or `UCM_SOURCE=DIRECTORY`, a checkout, which has its programs for stores
-(ucm/store/test/e2e), too. Its factories and its connector for vLLM, with a real daemon. UCM's C++ is left out: its log and its own stores. Tensors that those programs
-put on a GPU lie in memory of the host."""
+"""ucmclient.engine.ucm in UCM's own code: `make check-ucm`, of PyPI's package, or
+`UCM_SOURCE=DIRECTORY`, a checkout, which has its programs for stores (ucm/store/test/e2e), too. Its
+factories and its connector for vLLM, with a real daemon. UCM's C++ is left out: its log and its own
+stores. Tensors that those programs put on a GPU lie in host memory here."""
 
 import importlib.util
 import inspect
@@ -128,7 +129,7 @@ class Stores(Case):
         hashes, tensors = of.make_buffers(16, 0, 16, 64, 16, layers)
         store = self.store(self.V0, kv_block_size=io * layers, io_size=io, role="worker", device=0)
         got = [[torch.empty_like(t) for t in row] for row in tensors]
-        # The program takes elements for bytes in its offsets; with bytes it is the interface's.
+        # The program counts offsets in elements. The interface counts them in bytes.
         flat = [[t.view(torch.uint8).reshape(-1) for t in row] for row in tensors]
         of.embed(store, hashes, flat)
         of.fetch(store, hashes, [[t.view(torch.uint8).reshape(-1) for t in row] for row in got])
@@ -199,7 +200,8 @@ class Connector(Case):
             worker.save_kv_layer(name, worker.kv_caches[name], None)
         worker.wait_for_save()
         until = time.monotonic() + 30
-        while getattr(worker, "_pending_dump_tasks", None):  # UCM 0.8 looks in later steps whether they are over
+        # UCM 0.8 checks in later steps whether they are over
+        while getattr(worker, "_pending_dump_tasks", None):
             self.assertLess(time.monotonic(), until, "dumps do not end")
             worker._poll_pending_dump_tasks()
             time.sleep(0.001)

@@ -1,6 +1,7 @@
-"""The small engine with chunks (ucmclient.blend): K of a chunk's blocks is re-rotated by the daemon into the engine's pages, and of the prompt
-only what the plan says is computed. A request is planned when it is admitted, so again after a preemption, after what the
-local prefix cache then has; its blocks are loaded in the step that their first token falls into."""
+"""The small engine with chunks (ucmclient.blend). The daemon re-rotates K of a chunk's blocks into
+the engine's pages. The engine computes only those tokens of the prompt that the plan names. A
+request is planned when it is admitted, and so again after a preemption. The plan begins after the
+blocks that the local prefix cache then has. Blocks are loaded in the step of their first token."""
 
 import dataclasses
 
@@ -27,7 +28,7 @@ class BlendRequest(Request):
 
 class BlendPool(Pool):
     def cache(self, request, tokens):
-        """What is blended is no other request's prefix."""
+        """Blended blocks are not the prefix of any other request."""
         exact = request.plan.exact if request.plan else tokens
         super().cache(request, min(tokens, exact))
 
@@ -131,7 +132,7 @@ class BlendEngine(Engine):
         while request.request_id in self.requests:
             self.step()
             pages = list(self.pool.requests.get(request.request_id, pages))
-        # What has finished leaves its bytes in its pages until others take them.
+        # A finished request leaves its bytes in its pages until others take them.
         return self.chunk_pages.store(blend.plan(empty, blend.Nothing()), chunk, 0, pages[: len(found.keys[0])]).wait()
 
     def close(self):

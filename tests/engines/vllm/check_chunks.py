@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""The connector's setting `chunks` in a real vLLM, a part of `make check-vllm`: prompts that are sent in pieces are answered as
-`ucmclient.blend.transformers` answers them with the same chunks and policy, and all others as without a cache. vLLM's kernels for CPUs keep the tokens of a
-channel side by side, those for GPUs the channels of a token, as the attention of rows_on_cpu.py does. Runs in a Python that has vLLM."""
+"""The connector's setting `chunks` in a real vLLM, a part of `make check-vllm`. Prompts that are
+sent in pieces get the answers of `ucmclient.blend.transformers` with the same chunks and policy.
+All others get the same as without a cache. vLLM's kernels for CPUs keep the tokens of a channel
+side by side. Those for GPUs keep the channels of a token side by side, as the attention of
+rows_on_cpu.py does. Runs in a Python that has vLLM."""
 
 import os
 import shutil
@@ -47,7 +49,8 @@ def small_model(directory):
 
 
 def make_plugin(directory):
-    """A package of vLLM's, for processes that have the directory in their path: its attention is that of rows_on_cpu.py."""
+    """A package for vLLM, for processes that have the directory in their path. Its attention is
+    that of rows_on_cpu.py."""
     os.makedirs(os.path.join(directory, "rows_on_cpu-1.dist-info"))
     for name, text in ("METADATA", "Metadata-Version: 2.1\nName: rows-on-cpu\nVersion: 1\n"), ("entry_points.txt", "[vllm.general_plugins]\nrows = rows_on_cpu:serve\n"):
         with open(os.path.join(directory, "rows_on_cpu-1.dist-info", name), "w") as out:
@@ -242,7 +245,7 @@ class Chunks(unittest.TestCase):
 
 
 class Tables(unittest.TestCase):
-    """What the connector reads from a model's configuration is what vLLM rotates by."""
+    """vLLM rotates K by the same values that the connector reads from a model's configuration."""
 
     KINDS = (
         {"rope_type": "default", "rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The promise of the connector's setting `chunks` under vLLM's own scheduler, with random requests, preemptions, aborts, failures, evictions and resets:
-nothing blended is stored, or met by a request that did not ask for it, and K is re-rotated by as much as its place differs. What a page holds is made up here: a
-token's KV is a hash of all KV before it, so that it says what it was computed after. A part of `make check-vllm`; $UCM_SEED and $UCM_ROUNDS choose another
-run."""
+"""The promise of the connector's setting `chunks` under vLLM's own scheduler, with random requests,
+preemptions, aborts, failures, evictions and resets. No blended block is stored, or given to a
+request that did not ask for it. K is re-rotated by as much as its place differs. The test makes up
+what a page holds. A token's KV is a hash of all KV before it, so it shows what came before. A part
+of `make check-vllm`; $UCM_SEED and $UCM_ROUNDS choose another run."""
 
 import dataclasses
 import os

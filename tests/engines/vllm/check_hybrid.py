@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Models whose layers keep their KV in several ways, in a real vLLM, a part of `make check-vllm`: what an engine generates, and how
-probable it finds that, is the same with the cache and without."""
+"""Models whose layers keep their KV in several ways, in a real vLLM, a part of `make check-vllm`.
+An engine generates the same tokens, with the same probabilities, with the cache and without."""
 
 import os
 import subprocess
@@ -63,7 +63,7 @@ class Hybrid(unittest.TestCase):
         return e.answer()
 
     def same(self, e, name, prompts, outputs=8):
-        """The engine's answer; it is the one of an engine without a cache."""
+        """The engine's answer. Checks that an engine without a cache gives the same."""
         got = self.ask(e, prompts, outputs)
         for i, one in enumerate(prompts):
             want = self.ask(self.plain(name), [one], outputs)
@@ -86,8 +86,8 @@ class Hybrid(unittest.TestCase):
     def test_windows_as_gemma_3_has_them(self):
         """Three groups."""
         a, b, c = self.share("gemma3", 3)
-        # For a long prompt, 23 blocks of full attention are stored, and two windows of 256 tokens, and one token more, that end at
-        # 1024, 2048 and 2944.
+        # For a long prompt, 23 blocks of full attention are stored. So are two windows of 256
+        # tokens and one token more, at each of 1024, 2048 and 2944.
         before = self.metrics()["dump_blocks"]
         self.same(a, "gemma3", [prompt(5, 3000)])
         stored = self.metrics()["dump_blocks"] - before
@@ -95,7 +95,8 @@ class Hybrid(unittest.TestCase):
         before = self.metrics()["load_blocks_dram"]
         self.assertEqual(self.same(b, "gemma3", [prompt(5, 3000)])["cached"], [2944])
         self.assertEqual(self.metrics()["load_blocks_dram"] - before, 23 + 2 * 2)
-        # A beginning that prompts share: full attention's blocks are there for the second one, and all for the third one.
+        # Prompts share a beginning. Full attention's blocks are there for the second prompt, and
+        # all blocks for the third.
         cached = [self.same(e, "gemma3", [prompt(10 + i, 1500, shared=1000)])["cached"] for i, e in enumerate((a, b, c))]
         self.assertEqual(cached, [[0], [0], [896]])
         self.daemon.process.kill()
@@ -131,7 +132,8 @@ class Hybrid(unittest.TestCase):
         cold = self.same(a, "qwen3next", [prompt(3, 1400)], outputs=20)
         turn = prompt(3, 1400) + cold["tokens"][0] + prompt(4, 20)
         self.assertEqual(self.same(b, "qwen3next", [turn])["cached"], [STATE_BLOCK])
-        # A beginning that prompts share: the second one finds full attention's blocks and no state, and leaves one there.
+        # Prompts share a beginning. The second one finds full attention's blocks but no state, and
+        # leaves one there.
         cached = [self.same(e, "qwen3next", [prompt(10 + i, 3600, shared=1500)])["cached"] for i, e in enumerate((a, b, a))]
         self.assertEqual(cached, [[0], [0], [STATE_BLOCK]])
         self.daemon.process.kill()

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""The connector in a real vLLM on GPUs (`make check-vllm-gpu`): models that keep their KV in several ways, small and with random weights, and settings
-that a CPU can't try. What an engine generates is the same with the cache and without; a table at the end says how near.
+"""The connector in a real vLLM on GPUs (`make check-vllm-gpu`): small models with random weights
+that keep their KV in several ways, and settings that a CPU can't try. An engine generates the same
+with the cache and without. A table at the end says how near results are.
 
     check_models_gpu.py [--gpus N] [--seconds S] [--logs DIRECTORY] [CASE...]
 
-With two GPUs (--gpus, by default as many as there are) also the cases that need two. --seconds: what has not ended by then counts as failed.
+With two GPUs (--gpus, by default as many as there are) also the cases that need two. --seconds:
+cases that have not ended by then count as failed.
 """
 
 import argparse
@@ -26,18 +28,19 @@ from daemon import Daemon  # noqa: E402
 real.WAIT_S = 300  # of an engine, to start or to answer: kernels are compiled meanwhile
 #: Between log probabilities in BF16.
 NEAR = 0.3
-#: So many times further must an answer be that has another beginning; else a wrong KV would go unseen.
+#: An answer with another beginning must be so many times further off. Otherwise a wrong KV would go
+#: unseen.
 FAR = 3
 GRAPHS = {"enforce_eager": False, "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}}
 EAGER = {"enforce_eager": True}
 SIZES = {"dtype": "bfloat16", "gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 1 << 30, "max_num_seqs": 4,
          "disable_custom_all_reduce": True}
-#: Multicast over NVLink is left alone.
+#: The tests don't use multicast over NVLink.
 QUIET = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "TOKENIZERS_PARALLELISM": "false"}
 TWO_RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 STAGES = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
 TINY = [5, 6, 7]
-#: An engine without a daemon, whose own cache tells what a hit is like.
+#: An engine without a daemon. Its own cache shows what a hit is like.
 PLAIN = {"connector": False, "enable_prefix_caching": True}
 
 
@@ -56,7 +59,8 @@ class Case:
         self.environment = {**QUIET, "CUDA_VISIBLE_DEVICES": gpus}
         self.over = False
         self.engines, self.notes, self.far, self.hits = [], [], None, []
-        #: How far answers were from those of the engine without a daemon: with as many cached tokens (the same steps), and with others.
+        #: How far answers were from those of the engine without a daemon: with as many cached
+        #: tokens (in the same steps), and with other numbers.
         self.off = {True: 0.0, False: 0.0}
         self.like_hits = 0  # of those with as many
         self.noise = 0.0  # how far that engine's answers are from each other
@@ -95,7 +99,7 @@ class Case:
                 "drafted": got["drafted"]}
 
     def stored(self, e):
-        """All pages are back when nothing is being stored any more."""
+        """All pages are back when all stores have ended."""
         end = time.monotonic() + 30
         while self.ask(e, TINY, 1)["free"] < e.free:
             if time.monotonic() > end:
@@ -133,7 +137,8 @@ class Case:
         return sum(float(line.split()[-1]) for line in out.stdout.splitlines() if line.startswith("ucmd_dump_seconds_count"))
 
     def share(self, plain, a, b):
-        """What a has stored, b loads: a long prompt, one of whole blocks, a chat's next turn; and prompts that share a beginning."""
+        """b loads what a has stored: a long prompt, one of whole blocks, a chat's next turn, and
+        prompts that share a beginning."""
         long, whole = self.prompts
         for e in (a, b):
             e.free = self.ask(e, TINY, 1)["free"]
@@ -160,7 +165,8 @@ class Case:
             raise Failed(f"the test sees too little: off by {off:.3f}, and with another beginning by {self.far:.3f}")
 
     def references(self, plain, p):
-        """What it says of a prompt that it computes, and of one that it has in its own cache; twice, to see how far it is from itself."""
+        """The engine's answers to a prompt that it computes, and to one that it has in its own
+        cache. It answers twice, to show how far it is from itself."""
         rounds = [[self.ask(plain, p, reset=again), self.ask(plain, p)] for again in (False, True)]
         for one, two in zip(*rounds):
             for i, (a, b) in enumerate(zip(one["tokens"], two["tokens"])):
@@ -226,7 +232,7 @@ def drafts(case):
 
 
 def gathers(case):
-    """Ranks with the same bytes load a half each; and what does not gather loads all in each rank."""
+    """Ranks with the same bytes load a half each. Without the gather, each rank loads all."""
     plain, a, b = case.start(PLAIN, {}, {"settings": {"gather_loads": True}})
     for e in (a, b):
         e.free = case.ask(e, TINY, 1)["free"]
@@ -270,7 +276,8 @@ ONE = {
     "qwen3next": (shares, {"model": "qwen3next", "additional_config": {"gdn_prefill_backend": "triton"}, **STATES}),
     "nemotron-h": (shares, {"model": "nemotron", **STATES}),
     "jamba": (shares, {"model": "jamba", **STATES}),
-    # It attends 2,048 tokens of more; which ones is another matter from run to run of vLLM itself, so there are few more.
+    # It attends 2,048 tokens. vLLM itself chooses others from run to run, so there are only few
+    # more.
     "indexer": (shares, {"model": "indexer", "max_model_len": 4096, "prompts": (2100, 2048), "shared": (2080, 1472)}),
     "deepseek": (shares, {"model": "deepseek"}),
     "gemma3": (shares, {"model": "gemma3"}),
@@ -372,7 +379,7 @@ def main():
     if of.gpus < 2 and not of.cases:
         print(f"not run, for want of a second GPU: {', '.join(TWO)}")
     print(f"{len(failed)} of {len(names)} failed: logs are in {logs}" if failed else f"all {len(rows)} passed", flush=True)
-    os._exit(1 if failed else 0)  # threads may wait for what was killed
+    os._exit(1 if failed else 0)  # threads may wait for the killed process
 
 
 def version():

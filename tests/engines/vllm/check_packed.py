@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""How vLLM packs layers of several kinds into one buffer, on its own code and the connector's, a part of `make check-vllm`: for caches as
-large models have them, in each layout, without the models. A block of a group that is copied by the connector's fragments is whole, and no other block
-changes."""
+"""How vLLM packs layers of several kinds into one buffer, with its own code and the connector's, a
+part of `make check-vllm`. It has caches as large models have them, in each layout, without the
+models. A block that is copied by the connector's fragments is whole, and no other block changes."""
 
 import os
 import sys

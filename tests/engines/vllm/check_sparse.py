@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Sparse decoding in a real vLLM without a GPU, a part of `make check-vllm`: its scheduler and block pool, the CPU backend's kernels for
-dense tokens, a small model with random weights, and a real daemon. A policy that takes everything gives a dense engine's tokens; with
-any other they are those of an engine that has no daemon, and so all blocks in its pages."""
+"""Sparse decoding in a real vLLM without a GPU, a part of `make check-vllm`. It has vLLM's
+scheduler and block pool, the CPU backend's kernels for dense tokens, a small model with random
+weights, and a real daemon. A policy that takes everything gives a dense engine's tokens. Any other
+gives those of an engine without a daemon, which has all blocks in its pages."""
 
 import json
 import os
@@ -191,7 +192,7 @@ class Sparse(unittest.TestCase):
             thread.join()
 
     def test_refusals_name_the_remedy(self):
-        """Those that need no vLLM are in test_vllm_sparse_parts.py."""
+        """Tests that need no vLLM are in test_vllm_sparse_parts.py."""
         for words, more in (("start with --attention-backend CUSTOM", {"environment": {"VLLM_PLUGINS": ""}}),
                             ("with it alone", {"beside": {"socket": self.daemon.socket}}),
                             ("did you mean", {"policy": "topk:topk_token=5"})):

@@ -108,7 +108,7 @@ class Sparse(Scenarios, unittest.TestCase):
         self.gathers("short")
 
     def test_without_a_mapping(self):
-        """Pages stay; what hits brought is gathered, and steps are computed again."""
+        """Pages stay. Blocks that hits brought are gathered, and steps are computed again."""
         first, e = self.of("unmapped"), self.engine("unmapped")
         self.right("unmapped", first)
         for again in False, True:

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Sparse decoding's half of a GPU worker without a GPU, a part of `make check-vllm`, which has torch: a batch's requests and their blocks
-are found, and attended as dense attention would, in both forms of a layer. The kernels are torch's here: entries hold what has a page."""
+"""Sparse decoding's half of a GPU worker without a GPU, a part of `make check-vllm`, which has
+torch. It finds a batch's requests and their blocks, and attends them as dense attention would, in
+both forms of a layer. The kernels are torch's here, and entries hold the blocks that have a page.
+"""
 
 import os
 import sys
@@ -160,7 +162,8 @@ class Engine:
         self.free, self.tables, self.kv, self.told = list(range(PAGES - 1, 0, -1)), {}, {}, {}
 
     def step(self, *of):
-        """of: name, prompt's tokens, and the step's first token and end. Returns what must and what was attended."""
+        """of: name, prompt's tokens, and the step's first token and end. Returns the blocks that
+        must be attended, and those that were."""
         plan, rows = Plan(), []
         for name, prompt, first, end in of:
             table = self.tables.setdefault(name, [])

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Sparse decoding's half of a GPU worker in a real vLLM without a GPU, a part of `make check-vllm`: vLLM's scheduler and runner, a real daemon with
-a mapping, and the kernels of sparse_on_cpu.py. What check_sparse_gpu.py asks of a GPU, besides speed."""
+"""Sparse decoding's half of a GPU worker in a real vLLM without a GPU, a part of `make check-vllm`.
+It has vLLM's scheduler and runner, a real daemon with a mapping, and the kernels of
+sparse_on_cpu.py. It tests what check_sparse_gpu.py tests on a GPU, except speed."""
 
 import unittest
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""The connector in a real vLLM: `make check-vllm`. Its scheduler, workers and connector base class, a small model with
-random weights, and a real daemon; what an engine generates is the same with the cache and without."""
+"""The connector in a real vLLM: `make check-vllm`. vLLM's scheduler, workers and connector base
+class, a small model with random weights, and a real daemon. An engine generates the same with the
+cache and without."""
 
 import contextlib
 import glob
@@ -96,7 +97,7 @@ class Engine:
 
 
 class Server:
-    """The same, behind HTTP."""
+    """The same, over HTTP."""
 
     def __init__(self, socket, model, settings=(), options=(), environment=()):
         with contextlib.closing(socket_module.create_server(("127.0.0.1", 0))) as probe:
@@ -218,7 +219,7 @@ class RealVllm(unittest.TestCase):
                 b.close()
 
     def test_lossless_where_one_rank_does_not_fit(self):
-        """Its blocks are stored as they are, of both ranks."""
+        """The blocks of both ranks are stored raw."""
         ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
                  "model": self.wild}
         prompts = [prompt(105 + i, 700) for i in range(2)]
@@ -233,7 +234,8 @@ class RealVllm(unittest.TestCase):
         self.assertEqual(self.alone(b, prompts), warm)
 
     def test_lossy_encodings(self):
-        """A fleet: what one engine stores, those of its encoding load, and none else; what a plain one stores, all."""
+        """A fleet: only engines of the same encoding load what one engine stores. All load what a
+        raw one stores."""
         prompts = [prompt(110 + i, 700) for i in range(2)]
         for encoding, more in (("fp8", {}), ("int8", {}), ("q4", {})):
             with self.subTest(encoding, **more):
@@ -267,7 +269,8 @@ class RealVllm(unittest.TestCase):
     eventually = staticmethod(until)
 
     def test_summaries(self):
-        """Each stored block's summary is built once: a second engine and a daemon that was stopped meanwhile build none."""
+        """Each stored block's summary is built once. A second engine and a daemon that was stopped
+        meanwhile build none."""
         directory = tempfile.mkdtemp(prefix="summaries.")
         self.addCleanup(shutil.rmtree, directory, True)
         options = {"directory": directory, "arena.size": "256MiB", "arena.slab": "4MiB"}
@@ -386,7 +389,8 @@ class RealVllm(unittest.TestCase):
         return answer["cached"], answer["drafted"]["accepted"] / answer["drafted"]["draft"]
 
     def test_a_draft_model(self):
-        """Its own double: all that it proposes is accepted, unless its KV is not there."""
+        """The draft is a copy of the model, so all that it proposes is accepted, unless its KV is
+        not there."""
         more = {"speculative_config": {"method": "draft_model", "model": self.model, "num_speculative_tokens": 3}, "disable_log_stats": False}
         prompts = [prompt(260 + i, 700) for i in range(3)]
         a, b = self.engines(2, **more)
@@ -536,7 +540,8 @@ class RealVllm(unittest.TestCase):
             self.assertLess(time.monotonic(), deadline)
 
     def test_a_shared_tier_that_is_slow(self):
-        """Its root is a process, which is stopped until the engine has come back for an answer, and answered another prompt."""
+        """The root's process is stopped until the engine has asked for the answer again, and has
+        answered another prompt."""
         directory = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, directory)
         asked, options = prompt(97, 700), {"nvme": False, "arena.size": "256MiB", "arena.slab": "4MiB", "shared.timeout": "60s"}

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""vLLM's own publisher of KV events with the setting `events`: what it says of blocks in ucmd, besides what it says of its own. In the Python
-that has vLLM, with a real engine and a real daemon; `make check-vllm`."""
+"""vLLM's own publisher of KV events with the setting `events`: what it says of blocks in ucmd, and
+of its own blocks. In the Python that has vLLM, with a real engine and a real daemon; `make
+check-vllm`."""
 
 import os
 import socket

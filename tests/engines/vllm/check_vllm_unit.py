@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""The connector under vLLM's own scheduler, aggregator and statistics, one question at a time: what vLLM's tests of connectors ask of
-them (backwards compatibility, load failures, invalid blocks, errors, cache pollution, aggregation of ranks). Runs in a Python that has vLLM, with
-a real daemon; the workers' reports are made up here, so that each failure comes when it is wanted. `make check-vllm`."""
+"""The connector under vLLM's own scheduler, aggregator and statistics, one question at a time. The
+questions are those of vLLM's tests of connectors: backwards compatibility, load failures, invalid
+blocks, errors, cache pollution, aggregation of ranks. Runs in a Python that has vLLM, with a real
+daemon. The test makes up the workers' reports, so that each failure comes when it is wanted. `make
+check-vllm`."""
 
 import dataclasses
 import inspect
@@ -136,7 +138,8 @@ class Case(unittest.TestCase):
         self.assertEqual(pool.get_num_free_blocks(), POOL - 1)  # all but the null block
 
     def finish(self, scheduler, steps=20):
-        """Until every request is over; of those that have ended the workers say that no store reads any more."""
+        """Steps until every request is over. For those that have ended, the workers report that no
+        store reads any more."""
         kept = scheduler.connector._scheduler._kept
         for _ in range(steps):
             if not scheduler.requests and not kept:

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Which weights KV is of, in a real vLLM on a CPU whose engine runs in the caller's process, as trainers have it: files that change while they are read, LoRA
-adapters, weights that change in a running engine, sleep right after generate, and the mask of prompt embeddings. `make check-vllm`."""
+"""Which weights KV belongs to, in a real vLLM on a CPU. Its engine runs in the caller's process, as
+trainers have it. Files change while they are read, LoRA adapters and weights change in a running
+engine, and sleep comes right after generate. And the mask of prompt embeddings. `make check-vllm`.
+"""
 
 import json
 import os
@@ -64,7 +66,7 @@ class Engine:
 
 
 def scale(worker):
-    """As a trainer does that brings a function."""
+    """Like a trainer that brings a function."""
     for name, weight in worker.model_runner.model.named_parameters():
         if "_proj" in name:
             weight.data.mul_(1.5)

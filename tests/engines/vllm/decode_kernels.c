@@ -84,7 +84,7 @@ void test_entries_forget(struct ucm_entries *s, uint32_t number)
     ucm_entries_forget(s, &number, 1);
 }
 
-/* Always under a higher number: each run of a step gets one layer further. */
+/* Each run has a higher number, because each run of a step gets one layer further. */
 void test_entries_begin(struct ucm_entries *s)
 {
     ucm_entries_begin(s, s->step->now + 1);

@@ -128,8 +128,8 @@ class Plan:
 
 
 def attend(q, pieces):
-    """The attention of a KV head: q is [queries, HEAD]; a piece is (plan, address, stride, blocks of that memory, which ones, tokens of
-    the last one, which head of that memory)."""
+    """The attention of a KV head. q is [queries, HEAD]. A piece is (plan, address, stride, blocks
+    of that memory, which ones, tokens of the last one, which head)."""
     native, keep = (Piece * len(pieces))(), []
     for to, (plan, address, stride, blocks, which, tail, head) in zip(native, pieces):
         which = np.array(which, np.int32)
@@ -146,8 +146,9 @@ PLANS = {}
 
 
 def over(kv, q, position, lists=None, dtype="f32"):
-    """The attention of all KV heads, in order, over an array [block][2][BLOCK][KV_HEADS][HEAD] up to that position: over all blocks, or of
-    each head over a list of them that ends with the position's."""
+    """The attention of all KV heads, in order, over an array [block][2][BLOCK][KV_HEADS][HEAD] up
+    to that position. It is over all blocks, or for each head over a list of them that ends with the
+    position's block."""
     blocks, _, tokens, heads, dim = kv.shape
     assert kv.flags.c_contiguous
     if dtype not in PLANS:

@@ -1,6 +1,6 @@
-"""stages_engine.py with a draft layer, which keeps rows of its own besides the last layer's KV: of each token a function of it and of the
-next one, as EAGLE's and MTP's layers do. It runs when all layers have, and with `later`, as in vLLM 0.32's first model runner, when
-get_finished has been called already."""
+"""stages_engine.py with a draft layer, which keeps rows of its own besides the last layer's KV. A
+token's row is a function of it and of the next one, as in EAGLE's and MTP's layers. It runs after
+all layers. With `later` it runs after get_finished, as in vLLM 0.32's first model runner."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,8 @@ def row(token, following):
 
 
 class DraftsEngine(StagesEngine):
-    """Each step it compares the draft's rows of all tokens that its requests have computed or loaded."""
+    """In each step, compares the draft's rows of all tokens that its requests have computed or
+    loaded."""
 
     def __init__(self, *args, method="eagle", draft="draft", later=True, stages=(M.LAYERS,), **more):
         self.method, self.draft, self.later = method, draft, later

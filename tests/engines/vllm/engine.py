@@ -1,9 +1,12 @@
 """A paged engine around model.py that calls a KV connector's hooks as vLLM does: scheduler, block pool, workers.
 
-What is modelled on vLLM 0.33 (v1/core/sched/scheduler.py, v1/core/kv_cache_manager.py, v1/worker): the order of the hooks
-in a step, chained block hashes, the local prefix cache, blocks that are cached when they are scheduled, preemption of the
-request that came last, loads that a request waits for outside of the batch, blocks whose load failed, and blocks that a
-finished request leaves behind until the workers have reported it.
+These are modelled on vLLM 0.33 (v1/core/sched/scheduler.py, v1/core/kv_cache_manager.py,
+v1/worker):
+- the order of the hooks in a step, and chained block hashes
+- the local prefix cache, and blocks that are cached when they are scheduled
+- preemption of the request that came last
+- loads that a request waits for outside of the batch, and blocks whose load failed
+- blocks that a finished request keeps until the workers have reported it
 """
 
 import hashlib
@@ -56,12 +59,13 @@ class Request:
             self.block_hashes.append(hashlib.sha256(parent + b"/" + self._content(first)).digest())
 
     def _content(self, first):
-        """What the KV of the block that begins with this token is a function of, besides the blocks before it."""
+        """The content of the block that begins with this token. Its KV is a function of this, and
+        of the blocks before."""
         return np.array(self.tokens[first: first + BLOCK], np.int32).tobytes()
 
 
 class Halves:
-    """Arrays of K and V as one, where their strides differ: what comes first in an index says which."""
+    """Arrays of K and V as one, where their strides differ. The first index says which."""
 
     def __init__(self, k, v):
         self.of = k, v
@@ -242,7 +246,7 @@ class Engine:
         return min(request.num_tokens - computed, left)
 
     def _waits_for_pages(self, request):
-        """Some that it has will be free without a preemption."""
+        """Some of its blocks will be free without a preemption."""
         return False
 
     def _hit_tokens(self, hits):
@@ -270,7 +274,8 @@ class Engine:
             cached.resumed_req_ids.add(request.request_id)
 
     def _schedule_waiting(self, out, left):
-        """Those that have waited for a load hold blocks, and go first: others may wait for these."""
+        """Requests that have waited for a load hold blocks, and go first, because others may wait
+        for these."""
         for request in [r for r in self.loading if self._loaded(r)]:
             self.loading.remove(request)
             self.waiting.appendleft(request)
@@ -290,7 +295,8 @@ class Engine:
         self.waiting.extend(later)
 
     def _loaded(self, request):
-        """A load is over: what is valid of it is cached, and the last token left to be computed."""
+        """A load is over. Its valid blocks are cached, and the last token is left to be computed.
+        """
         name = request.request_id
         if name not in self.received:
             return False
@@ -345,7 +351,8 @@ class Engine:
     # ---- workers ----
 
     def execute(self, out):
-        """Finished loads and stores of every rank, failed blocks, and the logits of whoever's tokens are all there."""
+        """Finished loads and stores of every rank, failed blocks, and the logits of requests whose
+        tokens are all there."""
         connectors = [rank.connector for rank in self.ranks if rank.connector is not None]
         self._read_adapters(out)
         for connector in connectors:
@@ -470,8 +477,8 @@ class Engine:
             self.lingering = set()
 
     def _invalid(self, bad, out):
-        """Requests go back to the block before their first bad one. Those of this step that are running have computed
-        with bytes that are not there."""
+        """Requests go back to the block before their first bad one. Running requests of this step
+        have computed with missing bytes."""
         skip = set()
         for request in self.loading + self.running:
             name = request.request_id
@@ -499,7 +506,8 @@ class Engine:
         return self.connector.request_finished(request, list(blocks))
 
     def _forget(self, name):
-        """It is seen as long as the connector holds blocks, so that whoever waits for requests waits for these."""
+        """It is seen as long as the connector holds blocks, so that waiting for requests includes
+        these."""
         request = self.requests[name]
         assert request.status == "finished"
         self.pool.release(request)
@@ -525,7 +533,8 @@ class Engine:
         self.steps += 1
 
     def reset_prefix_cache(self, external=False):
-        """Between steps: all that run lose their blocks, and may be scheduled again in the next step."""
+        """Between steps: all running requests lose their blocks, and may be scheduled again in the
+        next step."""
         while self.running:
             self.reset_lost.add(self.running[-1].request_id)
             self._preempt(self.running.pop())

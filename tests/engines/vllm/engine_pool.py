@@ -88,7 +88,7 @@ class Pool(Shown):
             self._unused(b)
 
     def forget(self, blocks):
-        """What is in them is not what they were cached for."""
+        """The blocks no longer hold what they were cached for."""
         for b in blocks:
             self.of_hash.pop(self.hash_of.pop(b, None), None)
 

@@ -1,6 +1,7 @@
-/* What tests load in place of libucmclient_cuda: the same calls, for memory of the host, without a
- * GPU. Regions are registered as the host's, so that the daemon moves their bytes as ever. Checks
- * what a copy agent must be able to rely on, and tells what was called. Of one thread at a time. */
+/* Tests load this in place of libucmclient_cuda: the same calls, for memory of the host, without a
+ * GPU. Regions are registered as the host's, so that the daemon moves their bytes as usual. Checks
+ * what a copy agent must be able to rely on, and tells which calls came. For one thread at a time.
+ */
 #include <ucmclient_cuda.h>
 
 #include <stdio.h>

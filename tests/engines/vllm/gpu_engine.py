@@ -110,8 +110,9 @@ def count_preemptions():
 
 
 def stepping(llm, prompts, sampling, events):
-    """events: after which steps something happens, as [the first, how many to the next or 0, what, its argument]: requests (their numbers)
-    are aborted, and have no answer; a process (its number) is killed; a command is begun."""
+    """events: after which steps something happens, as [the first, how many to the next or 0, what,
+    its argument]. Requests (their numbers) are aborted, and have no answer. A process (its number)
+    is killed. A command is begun."""
     engine, done, running = llm.llm_engine, {}, []
     names = [f"{time.monotonic()}-{i}" for i in range(len(prompts))]
     happens = {"abort": lambda which: engine.abort_request([names[i] for i in which]), "kill": lambda pid: os.kill(pid, signal.SIGKILL),
@@ -131,8 +132,8 @@ def stepping(llm, prompts, sampling, events):
 
 
 def reset(llm):
-    """The engine's own prefix cache, when no page of it is used any more: what comes next is a hit in the daemon. Pages that are being stored are
-    given back in a step, so there are some."""
+    """Resets the engine's own prefix cache when no page of it is used any more, so the next hit is
+    in the daemon. Pages that are being stored are given back in a step, so this runs some steps."""
     from vllm import SamplingParams
 
     until = time.monotonic() + 30
@@ -183,7 +184,8 @@ def answered(llm, asked):
 
 
 def serve(options):
-    """An engine: a line of JSON in is what to generate, and one out what came of it."""
+    """An engine: a line of JSON on input says what to generate, and one on output has the result.
+    """
     faulthandler.dump_traceback_later(WAIT_S, repeat=True)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what vLLM prints is no answer

@@ -1,8 +1,9 @@
-"""engine.py for a model whose layers keep their KV in several ways, as vLLM has it: a group of layers for each way, with block sizes
-of their own, out of one pool of blocks. Layers of a group with a sliding window attend the last tokens only, and blocks that no
-window reaches any more are given to others at once. Recurrent layers have a state in the block of the last computed token, as
-vLLM's "align" has it: a step that goes beyond a block copies the state into another one first, and prompts are cut so that steps end
-with blocks.
+"""engine.py for a model whose layers keep their KV in several ways, as in vLLM. Each way is a group
+of layers, with block sizes of their own, out of one pool of blocks. Layers with a sliding window
+attend the last tokens only. Blocks that no window reaches any more are given to others at once.
+Recurrent layers have a state in the block of the last computed token, as with vLLM's "align". A
+step that goes beyond a block first copies the state into another one. Prompts are cut so that steps
+end with blocks.
 """
 
 from collections import OrderedDict
@@ -205,8 +206,8 @@ class HybridEngine(Engine):
         return computed
 
     def _tokens(self, request, computed, left):
-        """With recurrent layers a step of a prompt ends with a block, at the last one that a hit can end at, and where the connector
-        asks for it."""
+        """With recurrent layers, a step of a prompt ends with a block. It also ends at the last
+        block where a hit can end, and where the connector asks for it."""
         end = computed + super()._tokens(request, computed, left)
         sizes = [g.tokens for g in self.groups if g.state]
         last = max(request.prompt_tokens, request.num_tokens - 1)

@@ -1,8 +1,8 @@
 """A small decoder (RMSNorm, RoPE, grouped-query attention, SwiGLU) whose KV lies in an engine's pages.
 
-Every token is computed by itself, with the same operations on arrays of the same shapes whatever else is in the batch,
-so that its logits are the same bit for bit however its request was cut into steps. Functions take one token, or as many as the
-first axis of hidden and position has.
+Every token is computed by itself, with the same operations on arrays of the same shapes, whatever
+else is in the batch. So its logits are the same bit for bit, however its request was cut into
+steps. Functions take one token, or as many as the first axis of hidden and position has.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ def _unit(x):
 
 
 def _times(matrix, x):
-    """A product of its own for each token: one of a matrix with all would add in another order."""
+    """A product of its own for each token: a product with all tokens would add in another order."""
     return (matrix @ x[..., None])[..., 0]
 
 
@@ -27,8 +27,8 @@ def heads_of(kv_head):
 
 
 def attend(q, k, v):
-    """Softmax of queries over the tokens of the KV head that they share: k and v are [tokens, KV heads, HEAD], q is [query heads, HEAD], and so
-    is what it returns."""
+    """Softmax of queries over the tokens of the KV head that they share. k and v are [tokens, KV
+    heads, HEAD]. q and the result are [query heads, HEAD]."""
     scores = k.swapaxes(0, 1) @ q.reshape(k.shape[1], -1, HEAD).swapaxes(1, 2) / np.float32(HEAD**0.5)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     return (weights.swapaxes(1, 2) @ v.swapaxes(0, 1) / weights.sum(axis=1)[:, :, None]).reshape(q.shape)

@@ -1,5 +1,6 @@
-"""All that a request brings to vLLM's scheduler, and whether its KV depends on it. A vLLM that has a field which is not here fails `make check-vllm`
-(check_vllm_unit.py): find out what the field does to KV, and hash it into keys (client/python/ucmclient/engine/vllm/inputs.py) if that is missing."""
+"""All that a request brings to vLLM's scheduler, and whether its KV depends on it. A vLLM with a
+field that is not here fails `make check-vllm` (check_vllm_unit.py). Find out what the field does to
+KV. Hash it into keys (client/python/ucmclient/engine/vllm/inputs.py) if that is missing."""
 
 #: By the engine's block hashes.
 HASHED = "in vLLM's block hashes"

@@ -1,5 +1,6 @@
-"""An attention backend on a CPU that keeps a token's channels of a head side by side, K before V, as vLLM's backends on GPUs do. (Its kernels for CPUs keep the
-tokens of a channel side by side, which no turn of rows fits.) By torch, one request after the other."""
+"""An attention backend on a CPU that keeps a token's channels of a head side by side, K before V.
+vLLM's backends on GPUs do the same. (Its kernels for CPUs keep the tokens of a channel side by
+side, which no re-rotation of rows fits.) By torch, one request after the other."""
 
 import torch
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl

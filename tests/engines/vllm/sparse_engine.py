@@ -1,35 +1,46 @@
-"""The engine with `sparse=`: decoded tokens attend what matters, the rest stays in the daemon.
+"""The engine with `sparse=`: decoded tokens attend the blocks that matter. The others stay in the
+daemon.
 
-What a rank holds. *Pages*, as every engine: of a sparse request those of its window, of what prefill is computing, and of blocks that the
-daemon does not keep yet. *Entries*, equal ones, each for one layer of one block, K and V of the rank's KV heads or (`apart`) of one of them. *Rows* of summaries, one a
-block. Rows are named by the blocks' keys and entries by rows, so requests with a common prefix share both. ucmclient.decode keeps rows and
-brings what is missing; kernels/entries says which entry holds what, kernels/attend attends: their C stands for what runs on a GPU.
+What a rank holds. *Pages*, like every engine. A sparse request has pages for its window, for tokens
+that prefill is computing, and for blocks that the daemon does not keep yet. *Entries* of one size,
+each for one layer of one block: K and V of the rank's KV heads, or (`apart`) of one of them. *Rows*
+of summaries, one a block. Rows are named by the blocks' keys and entries by rows, so requests with
+a common prefix share both. ucmclient.decode keeps rows and brings what is missing; kernels/entries
+says which entry holds what, and kernels/attend attends. Their C stands for what runs on a GPU.
 
-Which tokens are sparse. Those from a prompt's last one on, so all whose logits count; the others are prefill and dense. A token in the
-t-th block attends its *window*, the policy's last blocks up to its own, from the engine's pages, and what its layer chooses of its
-*candidates*, all blocks before the window. Both are one list, in the order of their positions and wherever they lie. Dense tokens attend
-the list of all blocks, so a policy that takes everything gives dense bits. The choice is a function of q, of the candidates' summaries and
-of the position: not of what is resident, in pages, or in the batch. So a request's output does not depend on cuts into steps, preemption,
-hits, ranks, or on the daemon's death, and every test compares bits.
+Which tokens are sparse. Those from a prompt's last one on, so all whose logits count. The others
+are prefill and dense. A token attends its *window* from the engine's pages: the policy's last
+blocks up to its own. It also attends blocks that its layer chooses of its *candidates*, all blocks
+before the window. Both are one list, in the order of their positions, wherever they lie. Dense
+tokens attend the list of all blocks, so a policy that takes everything gives dense bits. The choice
+is a function of q, the candidates' summaries and the position. It does not depend on what is
+resident, in pages, or in the batch. So a request's output does not depend on cuts into steps,
+preemption, hits, ranks, or on the daemon's death, and every test compares bits.
 
-A step. Every candidate gets a row: its summaries come from its page, if it has one, else from the daemon. Layer by layer, each rank chooses
-with its own heads' queries, and resolves choices to pages or entries. What is in neither is read from the daemon's mapping, before the layer
-attends. A block that is not there either is *missing*: the layer continues without it, as a CUDA graph would, and the step's result is
-worthless. Then all ranks gather what is missing and the step is repeated with the same tokens, until nothing is. It writes the same K and V to the same pages, so it may be repeated. (On several GPUs, whether a step is repeated
-must be agreed upon, as everything after the first layer that lacked a block is wrong on all of them.) A request whose blocks did not come
-by the timeout is dropped from the step. Nothing of the step is stored for it, and it loses its pages and is computed again, as after a
-preemption; after the third time it ends with an error.
+A step. Every candidate gets a row. Its summaries come from its page, if it has one, otherwise from
+the daemon. Layer by layer, each rank chooses with its own heads' queries, and resolves choices to
+pages or entries. Blocks that are in neither are read from the daemon's mapping, before the layer
+attends. A block that is not there either is *missing*: the layer continues without it, as a CUDA
+graph would, and the step's result is worthless. Then all ranks gather the missing blocks, and the
+step is repeated with the same tokens, until none is missing. It writes the same K and V to the same
+pages, so it may be repeated. (Several GPUs must agree whether a step is repeated: after the first
+layer that lacked a block, all results are wrong on all of them.) A request whose blocks did not
+come by the timeout is dropped from the step. Nothing of the step is stored for it. It loses its
+pages and is computed again, as after a preemption. After the third time it ends with an error.
 
-Pages that go back. When a candidate is in the daemon, and a sequence of every rank keeps it there, its page is free: so a prompt may be longer
-than all pages. Prefill then reads these blocks through a few entries apart, layer by layer. A request that has no page for its next token,
-and blocks which the daemon is still storing, waits for that.
+Pages that go back. When a candidate is in the daemon, and a sequence of every rank keeps it there,
+its page is free. So a prompt may be longer than all pages. Prefill then reads these blocks through
+a few entries apart, layer by layer. If a request has no page for its next token, it waits while the
+daemon is still storing blocks of it.
 
-Admission. What no entries or rows could ever hold is refused with a sentence. Others are admitted by what is expected of them
-(ucmclient.decode.Admission), so a step can need more entries than there are: then the request that came last is preempted, without blame, and comes
-back when the most that it may need fits besides those that run. One that waits for entries or rows longer than `wait` ends with an error.
+Admission. A request that no entries or rows could ever hold is refused with a sentence. Others are
+admitted by their expected need (ucmclient.decode.Admission), so a step can need more entries than
+there are. Then the request that came last is preempted, without blame. It comes back when its
+maximum fits besides the running requests. A request that waits for entries or rows longer than
+`wait` ends with an error.
 
-Keys. KV of a sparse token is not what a dense engine computes. So the keys of the blocks that hold any are those of the policy and the
-prompt's length, too, and only a request with the same ones finds them.
+Keys. KV of a sparse token is not what a dense engine computes. So keys of blocks with such tokens
+also depend on the policy and the prompt's length. Only a request with the same ones finds them.
 """
 
 import ctypes
@@ -138,7 +149,8 @@ class SparseRank:
         return self.entry_plan, *pool, which, tail, 0 if self.apart else head
 
     def all_of(self, layer, sequence, pages):
-        """K and V of all blocks, [block][2][BLOCK][heads][HEAD], also of those whose pages are gone: for dense tokens."""
+        """K and V of all blocks, [block][2][BLOCK][heads][HEAD], also of those without pages. For
+        dense tokens."""
         kv = np.empty((len(pages), 2, BLOCK, len(self.heads), M.HEAD), np.float32)
         there = [b for b, page in enumerate(pages) if page != HOLE]
         read = self.rank.read(layer, [pages[b] for b in there])
@@ -197,7 +209,8 @@ class SparseEngine(Engine):
         super().add(request)
 
     def _admit(self, out, request, left):
-        """A request does not hit blocks of this very step: if what it computes is worthless, they are, too."""
+        """A request does not hit blocks of the same step: if the step's result is worthless, they
+        are, too."""
         if request.num_computed_tokens == 0 and not self._being_computed(out).isdisjoint(self.pool.hits(request)):
             return LATER
         if isinstance(request, SparseRequest) and request.num_computed_tokens == 0:
@@ -272,7 +285,8 @@ class SparseEngine(Engine):
         return [tracked.keys(i, i + 1) for i in range(blocks)]
 
     def _keep(self, out):
-        """Makes candidates of blocks while they have pages; of each request, how many the daemon keeps of all ranks."""
+        """Makes candidates of blocks while they have pages. Returns for each request how many the
+        daemon keeps of all ranks."""
         for request in self.running:
             name, n = request.request_id, self.policy.candidates(request.num_computed_tokens // BLOCK)
             if isinstance(request, SparseRequest) and n and name not in self._gone() and name in out.num_scheduled_tokens:
@@ -311,12 +325,13 @@ class SparseEngine(Engine):
         return self._spoiled | self._left
 
     def _but_gone(self, out):
-        """And without those that were aborted meanwhile."""
+        """The same without requests that were aborted meanwhile."""
         left = {name: n for name, n in out.num_scheduled_tokens.items() if name not in self._gone() and name in self.pool.requests}
         return SimpleNamespace(num_scheduled_tokens=left)
 
     def _leave_out(self, out):
-        """A step has too few entries: the one that came last goes; if it is the only one, it had too many tokens."""
+        """A step has too few entries. The request that came last goes; if it is the only one, it
+        had too many tokens."""
         step = self._but_gone(out).num_scheduled_tokens
         there = [r for r in self.running if isinstance(r, SparseRequest) and r.request_id in step]
         if there:
@@ -430,7 +445,8 @@ class SparseEngine(Engine):
             request.waits_since = None
 
     def _invalid(self, bad, out):
-        """What was loaded for the window is not there, and what lies before it has no pages: the whole request is computed."""
+        """Blocks that were loaded for the window are not there, and those before it have no pages.
+        So the whole request is computed."""
         skip = super()._invalid(bad, out)
         for request in self.loading + self.running:
             if isinstance(request, SparseRequest) and request.request_id in skip | self.failed:

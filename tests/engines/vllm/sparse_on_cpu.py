@@ -1,6 +1,7 @@
-"""A GPU for ucmclient.engine.vllm.sparse_gpu where there is none: its kernels by torch, on the blocks of vLLM's kernels for CPUs. Entries, misses, reads of
-the daemon's mapping and what a step did not get are as ucmclient_cuda_decode.h says, so all around the kernels is the real one: the worker's
-half, GpuDecoder, the daemon. The selection takes all blocks."""
+"""A GPU for ucmclient.engine.vllm.sparse_gpu where there is none: its kernels by torch, on the
+blocks of vLLM's kernels for CPUs. Entries, misses, reads of the daemon's mapping and missing blocks
+are as ucmclient_cuda_decode.h says. So all around the kernels is real: the worker's half,
+GpuDecoder, the daemon. The selection takes all blocks."""
 
 import ctypes
 
@@ -14,8 +15,8 @@ from ucmclient.engine.vllm import backend_cpu, sparse_gpu, sparse_rules, sparse_
 
 
 class Steps:
-    """Entries of a layer of a block. There are enough; others take every so manyth meanwhile. short: each so manyth step finds a block
-    not in the mapping any more."""
+    """Entries of a layer of a block. There are enough. others: meanwhile another user takes one in
+    so many entries. short: in one of so many steps, a block is not in the mapping any more."""
 
     table_bytes = workspace_bytes = 0
     device = "cpu"
@@ -67,7 +68,7 @@ class Steps:
         return (weights @ v).reshape(q.shape).to(q.dtype)
 
     def _block(self, layer, row, pages):
-        """Out of its entry, a page, or the mapping; None: the step did not get it."""
+        """The block from its entry, a page, or the mapping; None: the step did not get it."""
         key = layer, row
         if key not in self._entries:
             self._missed += 1
@@ -110,7 +111,7 @@ class Steps:
         self._places.update(zip(numbers, referenced))
 
     def register_mapping(self, mapping, most=1):
-        """There is no driver to register with: nothing is left."""
+        """There is no driver to register with, so nothing is left to do."""
         return 0
 
     def update_mapping(self):
@@ -155,7 +156,8 @@ class Decoder(GpuDecoder):
 
 
 def forward(self, layer, query, key, value, kv_cache, batch, output, *args, **named):
-    """As SparseImpl of backend_gpu.py; what the platform's kernels make of sparse tokens is written over."""
+    """Like SparseImpl of backend_gpu.py. It overwrites what the platform's kernels make of sparse
+    tokens."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
     CPUAttentionBackendImpl.forward(self, layer, query, key, value, kv_cache, batch, output, *args, **named)

@@ -1,5 +1,6 @@
-"""What sparse decoding in vLLM must bear, with a GPU (check_sparse_gpu.py) and without (check_sparse_steps.py): the answers of engines whose
-policy takes everything are those of a dense one, whatever happens to blocks, daemon and requests meanwhile."""
+"""What sparse decoding in vLLM must bear, with a GPU (check_sparse_gpu.py) and without
+(check_sparse_steps.py). Engines whose policy takes everything answer like a dense one, whatever
+happens to blocks, daemon and requests meanwhile."""
 
 import json
 import os
@@ -9,14 +10,16 @@ import time
 
 from gpu_engine import HERE, PYTHON, Engine, plugin, prompt
 
-#: Between log probabilities of one token, by two ways to compute it: rounding makes a token choose another block now and then, if there
-#: is a choice, which has moved one by 0.6. Other blocks throughout move them by 2.7 and more.
+#: The tolerance between log probabilities of one token, computed in two ways. If there is a choice,
+#: rounding makes a token choose another block now and then. That has moved one by 0.6. Other blocks
+#: throughout move them by 2.7 and more.
 CLOSE, EXACT = 1.0, 0.25
 
 
 def differs(a, b, close):
-    """Of two answers to the same prompt, as tokens and log probabilities: where they differ by more than rounding, and by how much
-    they differ at most. From a near tie on each follows its own text, and nothing is compared."""
+    """Compares two answers to the same prompt, as tokens and log probabilities. Returns where they
+    differ by more than rounding, and the largest difference. After a near tie each follows its own
+    text, and nothing is compared."""
     most = 0.0
     for i, (s, t) in enumerate(zip(a[1], b[1])):
         x, y = str(a[0][i]), str(b[0][i])
@@ -34,12 +37,14 @@ def said(answer):
 
 
 class Scenarios:
-    """Of a TestCase. ENGINES: of each the mappings' size of its daemon in MiB, None: no daemon, and what it is started with, besides SIZES."""
+    """A part of a TestCase. ENGINES: for each, the size of its daemon's mappings in MiB (None: no
+    daemon), and its options besides SIZES."""
 
     ENGINES, SIZES = {}, {}
     #: Whether engines start next to each other, or when they are needed.
     AT_ONCE = True
-    #: Of engines whose policy leaves blocks out: who else has that policy, and how close log probabilities are.
+    #: For engines whose policy leaves blocks out: which other engine has that policy, and how close
+    #: log probabilities are.
     REFERENCES = {}
     PROMPTS = MORE = ()
     #: Tokens that are generated where something happens meanwhile; pages that go back, and that hits don't take.
@@ -94,13 +99,13 @@ class Scenarios:
         self.assertEqual([why for why, _ in found if why], [])
 
     def right(self, name, answer):
-        """Those of a dense engine, or of one that has the same policy and nothing to bear."""
+        """The answers of a dense engine, or of one with the same policy and nothing to bear."""
         of, close = self.REFERENCES.get(name, ("dense", EXACT))
         self.alike(answer, self.of(of, outputs=len(answer["tokens"][0])), close=close)
 
     def giving_back(self, e, pages, check):
-        """Answers until so many pages have gone back: the daemon gets time for it alongside steps, and a small model's are over soon. check(): each
-        answer. -> the last one."""
+        """Answers until so many pages have gone back. The daemon gets time for that alongside
+        steps, and a small model's steps are short. check(): each answer. -> the last one."""
         until = time.monotonic() + 60
         while True:
             answer = said(e.generate(self.PROMPTS))
@@ -129,14 +134,15 @@ class Scenarios:
         return answer["counts"]["lost"] + answer["counts"]["repeated"]
 
     def losing(self, loses, lost):
-        """lost(): how much it lost. Again, until that is something, if loses: a host that is busy has few pages go back alongside steps."""
+        """lost(): how much it lost. If loses, repeats until that is not 0: on a busy host few pages
+        go back alongside steps."""
         until = time.monotonic() + 120
         while not lost() and loses:
             self.assertLess(time.monotonic(), until, "nothing is lost")
 
     def goes_on(self, name, loses=True):
-        """Evictions while requests hit and decode; then all is purged, of which no page has some any more. loses: not all of that is in
-        entries."""
+        """Evictions while requests hit and decode. Then all blocks are purged, some of which have
+        no page any more. loses: not all of those are in entries."""
         e, evict, purge = self.engine(name), self.ucmctl(name, "evict", "1", "--yes"), self.ucmctl(name, "purge", "1", "--yes")
         e.generate(self.PROMPTS)
         for _ in range(2):
@@ -152,7 +158,8 @@ class Scenarios:
         self.right(name, said(e.generate(self.PROMPTS, self.SOME)))
 
     def gives_up(self, name):
-        """Aborted while they decode, and while prompts are computed; the others' answers stay, and nothing is left."""
+        """Requests are aborted while they decode, and while prompts are computed. The others'
+        answers stay, and nothing is left."""
         e = self.engine(name)
         for step in 1, 2, 30:
             answer = said(e.generate(self.PROMPTS[:3] * 2, reset=True, events=[[step, 0, "abort", [1, 3, 5]]]))
@@ -171,7 +178,8 @@ class Scenarios:
         self.assertGreater(answer["counts"]["preempted"], answer["counts"]["lost"])  # what loses blocks is preempted, too
 
     def dies(self, name, loses=True):
-        """The daemon, while requests decode whose blocks it alone has, but for entries; then another comes."""
+        """The daemon is killed while requests decode whose blocks only it has, except for entries.
+        Then another one comes."""
         self.losing(loses, lambda: self.killed(name))
 
     def killed(self, name):
@@ -193,8 +201,8 @@ class Scenarios:
         return self.losses(answer) - self.losses(before)
 
     def gathers(self, name):
-        """Blocks for which there is no place in the mapping keep their pages; those that hits brought are gathered, if others have had their
-        entries meanwhile."""
+        """Blocks without a place in the mapping keep their pages. Blocks that hits brought are
+        gathered, if others have taken their entries meanwhile."""
         e = self.engine(name)
         self.right(name, e.generate(self.PROMPTS))
         for _ in range(2):

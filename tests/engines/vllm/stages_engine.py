@@ -1,5 +1,6 @@
-"""engine.py as a pipeline: each stage has some of the layers, and as many ranks as the engine has tensor-parallel ones. Ranks register
-at the same time, as processes do, since each asks the others what they keep."""
+"""engine.py as a pipeline: each stage has some of the layers, and as many ranks as the engine has
+tensor-parallel ones. Ranks register at the same time, as processes do, because each asks the others
+what they keep."""
 
 import threading
 from types import SimpleNamespace
@@ -28,8 +29,9 @@ class Gather:
 
 
 class StageRank:
-    """A worker with the KV of some heads in some layers, and of a context's ranks those tokens of a block that are its turn. Layers may differ in how many elements they keep besides K and V (`beside`,
-    of each layer and token), as an indexer's keys do."""
+    """A worker with the KV of some heads in some layers. Of a context's ranks, it has those tokens
+    of a block that are its turn. Layers may differ in how many elements they keep besides K and V
+    (`beside`, of each layer and token), as an indexer's keys do."""
 
     being_read = Rank.being_read
 

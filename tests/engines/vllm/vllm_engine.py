@@ -15,8 +15,8 @@ os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1"
 
 
 def tiny_models(directory, wild):
-    """Llama with random weights, the same for all who ask. wild: the channels of its second KV head's V differ so much in size that
-    "lossless" does not hold them."""
+    """Llama with random weights, the same for all callers. wild: the channels of its second KV
+    head's V differ so much in size that "lossless" does not fit them."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -48,8 +48,9 @@ def eagle_model(directory, hidden=128, inner=256, heads=4, dim=32):
 
 
 def hybrid_models(directory):
-    """Small models whose layers keep their KV in several ways, with random weights, the same for all who ask: sliding windows alongside
-    full attention (with and without a remainder of layers, and of one size of heads and of two), and recurrent state."""
+    """Small models whose layers keep their KV in several ways, with random weights, the same for
+    all callers. Some have sliding windows alongside full attention: with and without a remainder of
+    layers, with one size of heads and with two. Others have recurrent state."""
     import torch
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GptOssConfig, GptOssForCausalLM
     from transformers import NemotronHConfig, NemotronHForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
@@ -108,15 +109,17 @@ def gpu_models(directory):
 
 
 def split_states():
-    """vLLM 0.32's Mamba-2 promises states in the midst of a step, which its kernels for CPUs do not leave (it fails with an IndexError).
-    Without the promise vLLM ends steps where it wants a state, as for other recurrent layers."""
+    """vLLM 0.32's Mamba-2 promises states in the middle of a step, which its kernels for CPUs do
+    not leave (it fails with an IndexError). Without the promise, vLLM ends steps where it wants a
+    state, as for other recurrent layers."""
     from vllm.model_executor.layers.mamba import abstract, mamba_mixer2
 
     mamba_mixer2.MambaMixer2.get_kv_cache_spec = abstract.MambaBase.get_kv_cache_spec
 
 
 def one_head_model(directory):
-    """Llama with one KV head, of which all ranks have a copy, and with random weights, the same for all who ask."""
+    """Llama with one KV head, of which all ranks have a copy, and with random weights, the same for
+    all callers."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -176,7 +179,8 @@ def drafted(llm):
 
 
 def reset(llm):
-    """The engine's own prefix cache, so that what comes next is a hit in the daemon. Pages that are being stored are given back in a step."""
+    """Resets the engine's own prefix cache, so that the next hit is in the daemon. Pages that are
+    being stored are given back in a step."""
     from vllm import SamplingParams
 
     until = time.monotonic() + 30

@@ -1,5 +1,5 @@
-"""vLLM's worker for CPUs as a stage of a pipeline, without compiled graphs: vLLM takes the memory for what comes from the stage before
-only where it warms graphs up (seen in 0.32)."""
+"""vLLM's worker for CPUs as a stage of a pipeline, without compiled graphs. vLLM allocates memory
+for the output of the stage before only where it warms graphs up (seen in 0.32)."""
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
