@@ -5,7 +5,7 @@ static const struct arg_option verify_options[] = {
     {"page", ARG_NUMBER, "N", "check N blocks in one call", "64", 1, 4096},
     {"offline", ARG_TEXT, "PATH", "check this entry of nvme.paths, without a daemon", NULL, 0, 0},
     {"state", ARG_TEXT, "DIR", "nvme.state, if PATH is a device or a file", NULL, 0, 0},
-    {"salvage", ARG_FLAG, NULL, "repair what is found (with --offline)", NULL, 0, 0},
+    {"salvage", ARG_FLAG, NULL, "drop or repair what is damaged (with --offline)", NULL, 0, 0},
     {"lift-quarantine", ARG_FLAG, NULL, "allow writes to bad segments again (with --offline)", NULL,
      0, 0},
 };
@@ -39,8 +39,8 @@ static const struct program_command commands[] = {
     {"doctor", "", "What slows the cache on this host, and whether it really works",
      "Looks at limits, io_uring, NUMA, memory, huge pages, disks and GPUs. Measures each\n"
      "tier for a second. Sends 16 MiB through the daemon and back, as a worker would, in\n"
-     "host memory and on each GPU. Of that it leaves only counts in lookup_keys, dump_blocks\n"
-     "and load_blocks_dram. As root it sees most. Works without a daemon, too.\n\n"
+     "host memory and on each GPU. Leaves nothing but counts in lookup_keys, dump_blocks and\n"
+     "load_blocks_dram. As root it sees most. Works without a daemon, too.\n\n"
      "The exit status is 0 when all is well, 4 when something is slow or missing, and 1\n"
      "when something fails. What can't be tried here is no fault.\n\n"
      "Examples:\n"

@@ -69,7 +69,7 @@ class Marker:
             if found["page"]:
                 return f"[{found['page'].rpartition('/')[2]}]({found['page']}.md)"
             return found[0] if found[0][0] == "`" or found[0].endswith(")") else f"`{found[0]}`"
-        return self.pattern.sub(mark, text)
+        return re.sub(r"`(--[\w-]+)` `(?=\w+(\.\w+)*=)", r"`\1 ", self.pattern.sub(mark, text))
 
 
 def wrap(text, indent=""):
