@@ -155,7 +155,7 @@ static void md5_seed(struct hasher *h, uint8_t *out)
     pickle_end(h, out);
 }
 
-/* ---- chains ---- */
+/* ---- hash chains ---- */
 
 /* The key of a block that follows `parent`. */
 typedef void (*block_fn)(struct hasher *h, const uint8_t *parent, const uint32_t *tokens,

@@ -106,7 +106,7 @@ static struct ucm_summary_plan *plan_new(const struct ucm_summary_spec *spec)
     return plan;
 }
 
-/* Summaries want an address that is a multiple of 8; the caller's need not be. */
+/* Summaries need an address that is a multiple of 8; the caller's may be any. */
 static int build_all(const struct ucm_summary_plan *plan, const uint8_t *kv, size_t kv_stride,
                      uint32_t n, uint8_t *out, size_t out_stride)
 {

@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-/* Keys that are looked up in one go. */
+/* Keys that are looked up at once. */
 #define CHUNK 2048u
 
 /* What a namespace's handle has of it: client_handle.ext. */

@@ -245,9 +245,9 @@ class Runner:
     def prefill(
         self, tokens: Sequence[int], spans: Sequence[Span], policy: Policy, *, step: int = 0, prefixes: bool = True
     ) -> tuple[torch.Tensor, BlendCache]:
-        """A request's logits after its last token, and its cache. step: computes so many tokens' positions at a time; 0: all in one go. If not all tokens
-        are computed, attention has a mask. It has a row for each computed token, as long as the tokens up to the step's end. prefixes: begins with the
-        longest cached prefix, and stores the exact blocks that it computed."""
+        """A request's logits after its last token, and its cache. step: computes so many tokens' positions at a time; 0: all at once. If not all tokens are
+        computed, attention has a mask. It has a row for each computed token, as long as the tokens up to the step's end. prefixes: begins with the longest
+        cached prefix, and stores the exact blocks that it computed."""
         cache = self._new_cache(len(tokens))
         packed = sha256_chain(tokens, self.B) if prefixes else b""
         names = [packed[i : i + 32] for i in range(0, len(packed), 32)]

@@ -95,7 +95,7 @@ class Choices:
 
     @property
     def choosing(self) -> tuple[int, ...]:
-        """The layers that choose themselves. No other one's summaries are looked at."""
+        """The layers that choose themselves. Only their summaries are read."""
         return tuple(layer for layer in range(len(self.layers)) if self.source(layer) == layer)
 
     def of_candidates(self, layer: int, candidates: int) -> Choice:

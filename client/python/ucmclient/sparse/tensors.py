@@ -1,4 +1,4 @@
-"""Tensors of numpy, torch and whatever has the buffer protocol, by address: their bytes are never copied, and neither
+"""Tensors of numpy, torch and all that has the buffer protocol, by address. Their bytes are never copied, and neither
 library is imported."""
 
 from __future__ import annotations

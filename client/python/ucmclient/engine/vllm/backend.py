@@ -1,5 +1,5 @@
-"""The attention backend of sparse decoding, `--attention-backend CUSTOM`: the platform's own, but for tokens that a policy
-makes sparse. docs/sparse.md says how to switch it on.
+"""The attention backend of sparse decoding, `--attention-backend CUSTOM`: the platform's own, except for tokens that a policy makes
+sparse. docs/sparse.md says how to switch it on.
 
 An engine without the setting `sparse` gets the platform's backend unchanged. With it, all dense tokens, prompts and short
 requests, still go to the platform's kernels. backend_cpu.py and backend_gpu.py have the platforms' forms; SparseBackend is the one of

@@ -1,4 +1,4 @@
-"""The attention backend of sparse decoding on a GPU: FlashAttention as vLLM has it, but for tokens that a policy makes sparse.
+"""The attention backend of sparse decoding on a GPU: FlashAttention as vLLM has it, except for tokens that a policy makes sparse.
 
 A layer has two forms. If each request has one token, the host decides nothing: the GPU finds out which requests are sparse. So the
 layer runs the same eagerly and in a CUDA graph of vLLM's (FULL_DECODE_ONLY). Other batches (prompts, requests that are computed

@@ -71,7 +71,7 @@ class Rerotated:
 
 def in_columns(backends: Sequence[str], instructions: str) -> bool:
     """Whether the engine keeps the tokens of a channel side by side, or the channels of a token. backends: names of its attention backends. instructions: what
-    vLLM's kernels for CPUs are made for; anything where they are not used."""
+    vLLM's kernels for CPUs are made for; anything if they are not used."""
     if not backends:
         raise Unsupported(f"chunks: this vLLM does not say which attention backend keeps K: take another version, {REMEDY}")
     if set(backends) == {COLUMNS} and instructions in _COLUMN_SETS:

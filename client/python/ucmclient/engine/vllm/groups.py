@@ -166,8 +166,8 @@ def interval_of(groups: Sequence[Group], settings: Settings) -> int:
 
 
 def state_interval_of(groups: Sequence[Group], settings: Settings) -> int:
-    """At least so many tokens lie between states that are stored in the midst of a prompt or an answer. By default states take at
-    most the bytes of full attention; a layer's block has as many bytes as a state."""
+    """At least so many tokens lie between states that are stored within a prompt or an answer. By default states take at most the bytes of full
+    attention; a layer's block has as many bytes as a state."""
     states, full = (sum(len(group.layers) for group in groups if group.kind == kind) for kind in (STATE, FULL))
     unit = unit_of(groups)
     return settings.window_interval or -(-states // max(full, 1)) * unit

@@ -3,7 +3,7 @@
 A hit ends where all groups have what a request needs there. Loads are always asynchronous, so their outcome is known before anything is
 computed with them. So this needs nothing of scheduler.py's care for loads within a step.
 
-Promises are those of scheduler.py and one more: this holds blocks of windows and states in the engine's pool until all workers have
+Promises are those of scheduler.py and one more. This holds blocks of windows and states in the engine's pool until all workers have
 reported their store. Otherwise the engine would give a block that no window reaches any more to others while its request runs.
 """
 
@@ -434,7 +434,7 @@ class HybridScheduler(SchedulerHalf):
             self._store_state(tracked, end, [table[i] if i < len(table) else NULL_BLOCK for table, i in blocks])
 
     def _offered_states(self) -> None:
-        """Stores states that the engine's kernels leave at the end of a block that lies in the midst of the step."""
+        """Stores states that the engine's kernels leave at the end of a block within the step."""
         for name, offers in (getattr(self._now, "boundary_state_offloads", None) or {}).items():
             tracked = self._requests.get(name)
             for end in sorted({end for _, _, end in offers}) if tracked is not None else ():

@@ -264,7 +264,7 @@ class SchedulerHalf(HeldPages):
     # ---- steps ----
 
     def allocated(self, request: Any, blocks: list[int], tokens: int) -> None:
-        """vLLM gave the request blocks and wants `tokens` of the promised tokens loaded into them."""
+        """vLLM gave the request blocks. `tokens` of the promised tokens are to be loaded into them."""
         tracked = self._tracked(request)
         tracked.blocks = list(blocks)
         promise = tracked.promise

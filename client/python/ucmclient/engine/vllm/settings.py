@@ -33,8 +33,8 @@ class Settings:
     async_load: bool = True
     #: With async_load false: start a layer's attention as soon as that layer has arrived.
     layerwise: bool = False
-    #: A block has so many parts, each with the same number of KV heads, whatever the tensor-parallel size: engines of sizes that
-    #: divide it share. 0: a part is what a rank holds.
+    #: A block has so many parts, each with the same number of KV heads, whatever the tensor-parallel size. Engines of sizes that divide the
+    #: number share. 0: a part is what a rank holds.
     head_groups: int = 0
     #: How stored blocks are encoded (docs/encodings.md): "none", "fp8", "int8" (a scale for each channel of K), "q4", "lossless".
     encoding: str = "none"

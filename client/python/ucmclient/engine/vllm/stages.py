@@ -37,7 +37,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Staged:
-    """A rank of a pipeline: its layout in a form that all stages can have, its part, and the number of stored layers of each part."""
+    """A rank of a pipeline: its layout in a form that all stages can have, its part, and each part's number of stored layers."""
 
     layout: Layout
     ranks: Ranks
