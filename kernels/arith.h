@@ -1,9 +1,9 @@
 /* Scalar arithmetic that the kernels of kernels/sparse and kernels/encoding have in common, one
  * text for C and CUDA.
  *
- * All of it is IEEE float32, rounded to nearest after each operation that is written here,
+ * All of it is IEEE float32, rounded to nearest after each operation that is written here, with
  * denormals kept. C files that include it are compiled with -ffp-contract=off, CUDA files with
- * -fmad=false and without -use_fast_math; a fused multiply-add is a call of ucm_fma. Both then give
+ * -fmad=false and without -use_fast_math. A fused multiply-add is a call of ucm_fma. So both give
  * the same bits. It needs no libm. */
 #ifndef UCM_KERNELS_ARITH_H
 #define UCM_KERNELS_ARITH_H
@@ -114,9 +114,9 @@ UCM_HD float ucm_fma(float a, float b, float c)
 #elif defined(__FMA__) || defined(__FP_FAST_FMAF)
     return __builtin_fmaf(a, b, c);
 #else
-    /* The product of two floats is exact in a double. The sum is rounded to odd: when it is not
-     * exact and its last bit is 0, it moves to its neighbour on the side of the exact sum. Rounding
-     * that to float then equals rounding the exact sum, because a double has two bits more than
+    /* The product of two floats is exact in a double. The sum is rounded to odd. That is, if it is
+     * not exact and its last bit is 0, it moves to its neighbour on the side of the exact sum.
+     * Rounding that to float equals rounding the exact sum, because a double has two bits more than
      * needed for it. */
     double p = (double)a * (double)b, s = p + (double)c;
     double t = s - p, error = (p - (s - t)) + ((double)c - t);
@@ -172,7 +172,7 @@ UCM_HD float ucm_max(float a, float b)
 /* ---- scales ---- */
 
 /* The smallest bf16 s, as bits, with steps * s >= a, for finite a >= 0 and steps 7, 126, 127 or
- * 255: a / steps rounded to float, that rounded up to bf16, and the next one if the product is
+ * 255. It is a / steps rounded to float, and then up to bf16, or the next bf16 if the product is
  * still below a. */
 UCM_HD uint32_t ucm_scale(float a, float steps)
 {

@@ -1,5 +1,5 @@
-/* The copy kernel: each warp takes tiles of fragments, in the order in which they lie in the slots, so
- * that the bus sees long runs. */
+/* The copy kernel. Each warp takes tiles of fragments, in the order in which they lie in the slots,
+ * so that the bus sees long runs. */
 extern "C" {
 #include "kernels/copy.h"
 }
@@ -20,7 +20,7 @@ ucm_copy(const struct ucm_copy_plane *planes, uint32_t n_planes, const struct uc
         const struct ucm_copy_plane *plane = &planes[fragment_number % n_planes];
         uint32_t fragment = plane->block_bytes;
 
-        /* tiles counts those of the largest fragment: a smaller one has no bytes for the last of
+        /* tiles counts those of the largest fragment. A smaller one has no bytes for the last of
          * them. */
         if (begin >= fragment)
             continue;

@@ -1,6 +1,6 @@
-/* What a warp does with a run of bytes: for kernels that copy. A tile is moved in the widest pieces that both of
- * its ends allow; eight loads are under way before the first store, to cover the bus's latency. Data passes
- * once: it is marked for early eviction, to leave the caches to the worker. */
+/* How a warp copies a run of bytes. It moves a tile in the widest pieces that both of its ends
+ * allow. Eight loads are under way before the first store, to cover the bus's latency. Data passes
+ * once, so it is marked for early eviction, to leave the caches to the worker. */
 #ifndef UCM_KERNELS_COPY_CUH
 #define UCM_KERNELS_COPY_CUH
 

@@ -1,24 +1,25 @@
-/* What blocks that are left weigh, and the share of what is attended: one text for C and CUDA. stop.h says
- * what it promises, kernels/arith.h under which rules it is compiled. */
+/* What blocks that are left weigh, and the share of what is attended: one text for C and CUDA.
+ * stop.h says what it promises, and kernels/arith.h by which rules it is compiled. */
 #ifndef UCM_KERNELS_ATTEND_ARITH_H
 #define UCM_KERNELS_ATTEND_ARITH_H
 
 #include "kernels/sparse/arith.h"
 
-/* More than the relative error of anything here whose result must not be too small: an exponential of 2 units,
- * whose argument, at most 88, has a rounding; three products; a quotient. */
+/* More than the relative error of anything here whose result must not be too small. Such a result
+ * has an exponential of 2 units, whose argument, at most 88, is rounded; three products; and a
+ * quotient. */
 #define UCM_LEFT_UP (1.0f + 0x1p-16f)
 #define UCM_LEFT_LEAST 0x1p-125f /* more than e^-87 */
 
-/* units * 2^-40 * e^top. Units are whole and rounded up, so blocks can be added and taken away in any order, and
- * when all were taken nothing is left. */
+/* units * 2^-40 * e^top. Units are whole and rounded up, so blocks can be added and taken away in
+ * any order. When all were taken away, nothing is left. */
 struct ucm_left {
     float top;
     uint32_t unknown; /* blocks of which nothing is known */
     uint64_t units;
 };
 
-/* Whether a logarithm of a weight is known: it is not if it is +inf or NaN. */
+/* Whether a logarithm of a weight is known. +inf and NaN are not. */
 UCM_HD uint32_t ucm_left_is_known(float log_weight)
 {
     return log_weight < ucm_inf();
@@ -43,7 +44,8 @@ UCM_HD float ucm_left_round_up(float x)
     return x + ucm_abs(x) * 0x1p-23f + 0x1p-126f;
 }
 
-/* The logarithm of what a block weighs at most, by its `box` score. ln_tokens is rounded to nearest. */
+/* The logarithm of what a block weighs at most, by its `box` score. ln_tokens is rounded to
+ * nearest. */
 UCM_HD float ucm_left_of_box(float logit_scale, float box_score, float ln_tokens)
 {
     float bound = ucm_left_round_up(ucm_left_round_up(logit_scale * box_score) +
@@ -52,7 +54,8 @@ UCM_HD float ucm_left_of_box(float logit_scale, float box_score, float ln_tokens
     return ucm_is_nan(bound) ? ucm_inf() : bound;
 }
 
-/* What is left over sum * e^top, rounded up. slack: what top + ln(sum) may be too large by. */
+/* What is left, divided by sum * e^top, rounded up. slack: top + ln(sum) may be too large by this
+ * much. */
 UCM_HD float ucm_left_ratio(float top, float sum, float slack, const struct ucm_left *left)
 {
     float units = (float)left->units * 0x1p-40f, gap = left->top - top + slack;

@@ -109,7 +109,8 @@ static bool is_there(const struct ucm_attend_memory *memory, int32_t block)
     return block >= 0 && (uint32_t)block < memory->blocks;
 }
 
-/* Both are {top, sum}. How much the first is kept, and how much of the second is added. */
+/* Both are {top, sum}. Returns how much of the first is kept, and how much of the second is
+ * added. */
 static void join(float *top, float *sum, float tile_top, float tile_sum, float *keep, float *more)
 {
     float most = ucm_max(tile_top, *top);
@@ -223,7 +224,7 @@ static void add_tile(const struct ucm_attend_plan *plan, const float *query,
     state->tiles++;
 }
 
-/* A block's own weights: the same joins, from nothing. */
+/* A block's own weights: the same joins, beginning with nothing. */
 struct block_sum {
     float top[UCM_ATTEND_GROUP_MAX], sum[UCM_ATTEND_GROUP_MAX];
 };
@@ -320,11 +321,12 @@ uint32_t ucm_attend_scratch_floats(const struct ucm_attend_plan *plan)
 float ucm_attend_slack(const struct ucm_attend_plan *plan, const struct ucm_attend_state *state,
                        float abs_sum)
 {
-    /* A lane adds d / 32 products, the lanes 5 times; the scale rounds once; three are in reserve. */
+    /* A lane adds d / 32 products; adding the lanes takes 5 steps; the scale rounds once; three are
+     * in reserve. */
     float roundings = (float)(plan->spec.shape.head_dim / UCM_DOT_LANES + 10);
     float logits = roundings * 0x1p-24f * (abs_sum * state->key_max) + 0x1p-130f; /* denormals */
-    /* A tile has 16 exponentials of 2 units each, whose arguments are rounded, and 4 additions; a
-     * join has two exponentials, products and a sum. Together less than 2^-20. */
+    /* A tile has 16 exponentials of 2 units each, whose arguments are rounded, and 4 additions. A
+     * join has two exponentials, products and a sum. Together they err by less than 2^-20. */
     float sums = (float)state->tiles * 0x1p-20f + 0x1p-17f;
     float slack = (logits * plan->logit_scale + sums) * 1.125f;
 

@@ -1,20 +1,22 @@
-/* Attention of one decode step over the chosen blocks of each sequence and its local window, in one launch or in rounds.
- * attend.h has the reference and attend_cuda.h what these kernels take.
+/* Attention of one decode step over the chosen blocks of each sequence and its local window, in one
+ * launch or in rounds. attend.h has the reference, and attend_cuda.h says what these kernels take.
  *
- * A launch's blocks, then the window's, are cut into tiles of 16 tokens, and runs of tiles into splits. A thread block has
- * one split of one KV head; each of its warps takes every fourth tile, with a softmax of its own (running maximum
- * and sum, in base 2). Warps are merged in their order, splits in theirs, launches in theirs. So the bits depend on the list
- * and its cuts, and not on where its blocks lie nor on who ends first: a list of all blocks is dense attention by
- * this kernel, and a step that is run again gives the same.
+ * A launch's blocks, then the window's, are cut into tiles of 16 tokens. Runs of tiles are splits.
+ * A thread block has one split of one KV head. Each of its warps takes every fourth tile, with a
+ * softmax of its own (running maximum and sum, in base 2). Warps are merged in their order, splits
+ * in theirs, launches in theirs. So the bits depend on the list and its cuts, not on where its
+ * blocks lie, nor on which warp ends first. A list of all blocks is dense attention by this kernel,
+ * and a step that is run again gives the same.
  *
  * K and V of a tile come by asynchronous copies, a tile ahead. The places of a split's tiles are
- * looked up in one go before the first is copied. Logits and sums of weights are float32; the
+ * looked up all at once, before the first is copied. Logits and sums of weights are float32. The
  * weights that V is multiplied by are rounded to V's type (of E4M3 to float16), and results to the
- * query's, so a channel is within 2^-8 (bfloat16) or 2^-10 (float16) of the largest |v|.
+ * query's. So a channel is within 2^-8 (bfloat16) or 2^-10 (float16) of the largest |v|.
  *
- * Entries may hold what the encoding `fp8` made of K and V: E4M3 with a power of two for each row. Then these attend to what
- * ucm_decode gives, except that codes 0x7e and 0xfe are 448 here and not infinities: no entry is filled with them. Pages
- * next to them can have elements of the query's type. */
+ * Entries may hold what the encoding `fp8` made of K and V: E4M3 with a power of two for each row.
+ * Then these attend to what ucm_decode gives, except that codes 0x7e and 0xfe are 448 here and not
+ * infinities. No entry is filled with them. Pages next to them can have elements of the query's
+ * type. */
 #include "kernels/attend/attend_cuda.h"
 #include "kernels/attend/attend_merge.cuh"
 #include "kernels/attend/attend_order.cuh"
@@ -31,7 +33,7 @@ static __device__ __forceinline__ void finish_block(args_t a, uint64_t row, cons
                               before[i / D]);
 }
 
-/* By the last thread block of a list: the tiles' memory is free, and takes the splits' weights. */
+/* By the last thread block of a list. The tiles' memory is free, and takes the splits' weights. */
 template <typename T, int D>
 static __device__ __forceinline__ void finish_splits(args_t a, uint64_t list_row, uint32_t splits, const sum_t *before,
                                                      struct block_sums &sums)
@@ -83,7 +85,7 @@ static __device__ __forceinline__ void finish(args_t a, uint32_t splits, struct 
         await_launch();
 }
 
-/* A split's tiles, all of one type; the results of its warps in shared memory. */
+/* A split's tiles, all of one type. It leaves the results of its warps in shared memory. */
 template <typename T, typename KV, int D, int O, uint32_t S>
 static __device__ __forceinline__ void attend_split(args_t a, uint64_t *where, uint32_t n, uint32_t chosen,
                                                     struct block_sums &sums)
@@ -96,7 +98,7 @@ static __device__ __forceinline__ void attend_split(args_t a, uint64_t *where, u
     put_warp<KV, D, O>(st, sums);
 }
 
-/* plain: they are of T, whatever entries are of. */
+/* plain: the tiles have type T, whatever entries have. */
 template <typename T, typename KV, int D, int O>
 static __device__ __forceinline__ void attend_tiles_of(args_t a, uint64_t *where, uint32_t n, uint32_t chosen,
                                                        bool plain, struct block_sums &sums)

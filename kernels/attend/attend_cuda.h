@@ -1,25 +1,28 @@
-/* What the kernels of attend.cu take, filled in by their launcher. All addresses are the GPU's; passed by
- * value, so a captured launch keeps its own copy.
+/* What the kernels of attend.cu take, filled in by their launcher. All addresses are the GPU's.
+ * Kernels take it by value, so a captured launch keeps its own copy.
  *
- * The kernel that ucm_attend_cuda_kernel names attends all blocks of each list and the window after them. One launch is a
- * step. Or several are, *rounds*, each going on where the one before it ended; the window is the first one's. A round of a list
- * that has stopped, or has no more blocks, returns at once, so all rounds can be captured and no host decides. Before the first
- * of them ucm_attend_order puts the lists in the order of their scores, says where the first round ends, and works out what is
- * left after each block. Each round says where the next one ends: by an estimate or a bound of what is left, at the first block
- * at which the rule would stop, were the blocks until then to weigh what is estimated of them, or nothing; by PSA's rule at twice
- * the blocks. The last round takes the rest. So lists don't stop at each block at which a rule is fulfilled, but few launches
- * are enough; and what a list attends follows from its queries and its blocks alone.
+ * The kernel that ucm_attend_cuda_kernel names attends all blocks of each list and the window after
+ * them. A step is one launch, or several: *rounds*. Each round goes on where the one before it
+ * ended; the first also has the window. A round of a list that has stopped, or has no more blocks,
+ * returns at once. So all rounds can be captured, and the host decides nothing. Before the first
+ * round ucm_attend_order puts the lists in the order of their scores, and says where the first
+ * round ends. It also works out what is left after each block. Each round says where the next one
+ * ends. With an estimate, that is the first block at which the rule would stop if blocks until
+ * there weigh what is estimated. With a bound, it is the first at which the rule would stop if they
+ * weigh nothing. By PSA's rule it is at twice the blocks. The last round takes the rest. So a list
+ * may stop later than its rule is fulfilled, but few launches are enough. What a list attends
+ * follows from its queries and its blocks alone.
  *
- * Alongside the gather. With `wait`, only the warp that has its tile waits for a chosen block that
- * is on its way (UCM_ENTRIES_WANTED); the others attend to resident blocks meanwhile. No bit of the
- * result depends on the waits. For that the launch is the next one after the gather's in its stream
- * and has the attribute CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, from compute
- * capability 9.0 on: it then begins when all thread blocks of the gather have begun, and so can't
- * take the places that they need, and it ends after the gather. What comes before the gather, such
- * as lists and queries, is complete then: the gather itself is launched without, or after a
- * resolve, whose end it awaits before it lets attention begin. On other GPUs, and without the
- * attribute, the same launch begins after the gather and finds nothing to wait for. A capture keeps
- * the attribute. */
+ * Alongside the gather. With `wait`, a chosen block may be on its way (UCM_ENTRIES_WANTED). Only
+ * the warp that has its tile waits for it; the others attend to resident blocks meanwhile. No bit
+ * of the result depends on the waits. For that the launch must be the next one after the gather's
+ * in its stream. From compute capability 9.0 on it has the attribute
+ * CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. It then begins when all thread blocks of
+ * the gather have begun, so it can't take the places that they need. It ends after the gather. What
+ * comes before the gather, such as lists and queries, is complete then. The gather itself is
+ * launched without the attribute, or after a resolve, whose end it awaits before it lets attention
+ * begin. On other GPUs, and without the attribute, the same launch begins after the gather and
+ * finds nothing to wait for. A capture keeps the attribute. */
 #ifndef UCM_KERNELS_ATTEND_CUDA_H
 #define UCM_KERNELS_ATTEND_CUDA_H
 
@@ -38,34 +41,35 @@
 #define UCM_ATTEND_CUDA_ORDER 4096u /* blocks of a list that is ordered, at most */
 #define UCM_ATTEND_CUDA_ORDER_THREADS 256u
 
-/* Bits of the word `flags`: what a step met that its answer can't stand for. */
+/* Bits of the word `flags`: reasons why a step's answer does not count. */
 enum ucm_attend_flag {
     UCM_ATTEND_NO_ENTRY = 1, /* a chosen block has no entry */
     UCM_ATTEND_NO_PAGE =
         2, /* a block of the window has no page, or splits don't reach to its end */
 };
 
-/* Where K or V of a block's tokens lie, in bytes from the block's begin; multiples of 16. Blocks of one KV head, such
- * as entries of a KV head, have head_stride 0. */
+/* Where K or V of a block's tokens lie, in bytes from the block's begin. Multiples of 16. Blocks of
+ * one KV head, such as entries of a KV head, have head_stride 0. */
 struct ucm_attend_cuda_plane {
     uint64_t offset, token_stride, head_stride;
 };
 
-/* Where blocks lie: block i at base + i * stride, both multiples of 16. */
+/* Block i lies at base + i * stride, both multiples of 16. */
 struct ucm_attend_cuda_memory {
     uint64_t base, stride;
     uint32_t blocks; /* numbers from here on are not in that memory */
-    /* Not 0: each row of K and V has a scale byte, as the encoding `fp8` has it (docs/design/encodings.md). A block is one KV head, its
-     * rows lie one after the other, and `scales` bytes from its begin, a multiple of 16, are those of K's tokens, then
-     * those of V's. E4M3 only. */
+    /* Not 0: each row of K and V has a scale byte, as in the encoding `fp8`
+     * (docs/design/encodings.md). A block is then one KV head, and its rows lie one after the
+     * other. The scales of K's tokens begin `scales` bytes (a multiple of 16) from the block's
+     * begin, followed by those of V's. E4M3 only. */
     uint32_t scales;
     struct ucm_attend_cuda_plane k, v;
 };
 
-/* One row's result of some tokens: its out is next to it, not divided by sum. */
+/* One row's result of some tokens. Its out lies next to it, not divided by sum. */
 struct ucm_attend_cuda_sum {
     float top, sum; /* sum * 2^top */
-    float lightest; /* of the tiles of chosen blocks, log2 of their weight; psa only */
+    float lightest; /* log2 of the least weight of a chosen block's tile; psa only */
     float key_max;  /* the largest |k|; with bounds only */
 };
 
@@ -118,8 +122,9 @@ struct ucm_attend_cuda_stop {
 
 struct ucm_attend_cuda {
     uint32_t kv_heads, group; /* group: query rows of a KV head */
-    /* 1: kv_heads counts each KV head of the model twice, once for either half of its query rows, which kernels of head_dim
-     * 256 want where there are more than 8. Its K and V are then read twice. */
+    /* 1: kv_heads counts each KV head of the model twice, once for either half of its query rows.
+     * Kernels of head_dim 256 need that if there are more than 8 rows. K and V are then read
+     * twice. */
     uint32_t halved;
     uint32_t tokens; /* of a block, a multiple of UCM_ATTEND_CUDA_TILE */
     uint32_t sequences, lists, room;
@@ -130,7 +135,7 @@ struct ucm_attend_cuda {
     uint32_t ring;                /* mla_cuda.h */
     /* [sequences][kv_heads][group][head_dim]; elements from sequence to sequence */
     uint64_t q, q_stride;
-    /* The chosen blocks: list item -> number -> entry. Each table may be 0: then there is no such step. */
+    /* The chosen blocks: list item -> number -> entry. If a table is 0, its step is left out. */
     uint64_t list;  /* int32_t[sequences][lists][room] */
     uint64_t count; /* uint32_t[sequences][lists] */
     /* int32_t[sequences][numbers_stride]: of the sequence's blocks */
@@ -139,7 +144,8 @@ struct ucm_attend_cuda {
     uint32_t
         apart; /* 0: all lists are of one entry_of; 1: list l is of entry_of + l * rows, a KV head's */
     uint64_t entry_of; /* int32_t[rows], or [lists][rows]: the layer's */
-    uint32_t wait;     /* 1: for blocks that a gather brings meanwhile; 0: they have no entry */
+    uint32_t wait;     /* 1: wait for blocks that a gather brings meanwhile; 0: they have no
+                        * entry */
     struct ucm_attend_cuda_memory pool;
     /* The window: blocks from first[sequence] on, to the last token. length 0: there is none. */
     struct ucm_attend_cuda_memory pages;
@@ -161,8 +167,9 @@ struct ucm_attend_cuda {
     struct ucm_attend_cuda_stop stop;
 };
 
-/* ucm_attend_order, of (query rows of a list, lists of all sequences) thread blocks. Sorts items, which are blocks of their sequence:
- * its first ones, then by score, best first and the earlier of equals. */
+/* ucm_attend_order, of (query rows of a list, lists of all sequences) thread blocks. It sorts
+ * items, which are blocks of their sequence. The sequence's first blocks come first. Then the best
+ * score comes first; of equals the earlier block. */
 struct ucm_attend_cuda_order {
     uint32_t sequences, lists, room, rows; /* lists: of a sequence; rows: of a list */
     uint32_t windows;                      /* blocks of a sequence that come first */
@@ -172,8 +179,8 @@ struct ucm_attend_cuda_order {
     uint64_t list, to;                     /* int32_t[sequences][lists][room]; not the same */
     uint64_t score;                        /* float[sequences][lists][room]; 0: the order stays */
     uint64_t least;                        /* uint32_t[sequences]: as `first`; 0: none */
-    /* What each query row makes of each block of its sequence, float[sequences][lists][rows][pitch]: logarithms of its weights, or
-     * scores of `box`. */
+    /* What each query row finds of each block of its sequence,
+     * float[sequences][lists][rows][pitch]: logarithms of its weights, or scores of `box`. */
     uint64_t row_score;
     uint32_t pitch;
     struct ucm_attend_cuda_stop
@@ -182,8 +189,8 @@ struct ucm_attend_cuda_order {
 
 /* ---- launching ---- */
 
-/* type: f16 or bf16, of queries and results; narrow: K and V are FP8 E4M3, otherwise as queries. head_dim: 64, 128 or 256.
- * group: query rows of a KV head, at most UCM_ATTEND_CUDA_ROWS. */
+/* type: f16 or bf16, of queries and results; narrow: K and V are FP8 E4M3, otherwise as queries.
+ * head_dim: 64, 128 or 256. group: query rows of a KV head, at most UCM_ATTEND_CUDA_ROWS. */
 static inline void ucm_attend_cuda_kernel(char name[40], const char *type, int narrow,
                                           uint32_t head_dim, uint32_t group)
 {
@@ -191,9 +198,10 @@ static inline void ucm_attend_cuda_kernel(char name[40], const char *type, int n
              group > 8 ? 16u : 8u);
 }
 
-/* Dynamic shared memory of a launch: tiles on their way (rows in fours, 32 bytes apart; E4M3 with 32 bytes of scales), then
- * the warps' results, then the splits' weights. element: bytes of an element of K and V in entries. Pages with elements of 16 bits
- * besides E4M3 have one stage of twice the size. */
+/* Dynamic shared memory of a launch, which has three uses one after the other: tiles on their way,
+ * the warps' results, the splits' weights. Tiles have rows in fours, 32 bytes apart, and with E4M3
+ * 32 bytes of scales. element: bytes of an element of K and V in entries. Pages with elements of 16
+ * bits next to entries of E4M3 have one stage of twice the size. */
 static inline uint32_t ucm_attend_cuda_shared(uint32_t head_dim, uint32_t element, uint32_t group,
                                               uint32_t splits)
 {
@@ -212,7 +220,8 @@ struct ucm_attend_cuda_cut {
     uint32_t split_tiles, splits;
 };
 
-/* Thread blocks that one multiprocessor holds, with 227 KiB of shared memory and 64 Ki registers. */
+/* Thread blocks that one multiprocessor holds, with 227 KiB of shared memory and 64 Ki
+ * registers. */
 static inline uint32_t ucm_attend_cuda_places(uint32_t head_dim, uint32_t element, uint32_t group)
 {
     uint32_t shared = ucm_attend_cuda_shared(head_dim, element, group, 1) + (6 << 10);
@@ -226,10 +235,11 @@ static inline uint32_t ucm_attend_cuda_places(uint32_t head_dim, uint32_t elemen
     return by_shared < by_registers ? by_shared : by_registers;
 }
 
-/* For the most tiles that a list of a captured launch can have, its window's included, and its number of lists: sequences
- * times KV heads. places: of all multiprocessors. least: tiles of a split that is worth its cost. Results depend on the cut, so it comes from
- * what is fixed when a graph is captured. The fewest splits that keep nine tenths of the GPU's places busy to the end, or fill them
- * three times. */
+/* How lists are cut. tiles: the most that a list of a captured launch can have, its window's
+ * included. lists: sequences times KV heads. places: of all multiprocessors. least: tiles of a
+ * split that is worth its cost. Results depend on the cut, so it follows from what is fixed when a
+ * graph is captured. It is the fewest splits that keep nine tenths of the GPU's places busy to the
+ * end, or fill them three times. */
 static inline struct ucm_attend_cuda_cut ucm_attend_cuda_cut_of(uint32_t lists, uint32_t tiles,
                                                                 uint64_t places, uint32_t least)
 {

@@ -1,4 +1,5 @@
-/* What one thread block attends to: the list's tiles, and where they lie or when they come. */
+/* What one thread block attends to: the list's tiles, where they lie, and waiting for those that
+ * come. */
 #ifndef UCM_KERNELS_ATTEND_LIST_CUH
 #define UCM_KERNELS_ATTEND_LIST_CUH
 
@@ -57,11 +58,13 @@ static __device__ __forceinline__ struct tiles tiles_of(args_t a)
     return t;
 }
 
-/* Where a tile lies: its block's address, a multiple of 16, and the tile's number in it, below 16; in the upper
- * bits, which addresses leave, how many tokens count, and whether the block is a page. 0: nowhere. */
+/* Where a tile lies: its block's address, a multiple of 16, and the tile's number in it, below 16.
+ * The upper bits, which addresses leave free, tell how many tokens count, and whether the block is
+ * a page. 0: nowhere. */
 #define VALID_SHIFT 56
 #define IS_PAGE (UINT64_C(1) << 63)
-/* Marks a block that is on its way to its entry: then its row in entry_of, times 16, replaces the address. */
+/* Marks a block that is on its way to its entry. Then its row in entry_of, times 16, replaces the
+ * address. */
 #define IS_WANTED (UINT64_C(1) << 62)
 #define WANTED (-2) /* UCM_ENTRIES_WANTED, in entry_of */
 #define PATIENCE UINT64_C(2000000000) /* ns; a gather that takes longer has failed */
@@ -76,7 +79,7 @@ static __device__ __forceinline__ uint64_t block_at(const struct ucm_attend_cuda
     return (uint32_t)number < m.blocks ? m.base + (uint32_t)number * m.stride : 0;
 }
 
-/* A list item's number, or what it is itself; -1 if there is none. */
+/* A list item's number, or without a table the item itself; -1 if there is none. */
 static __device__ __forceinline__ int32_t number_at(args_t a, int32_t item)
 {
     if (a.numbers == 0)
@@ -110,7 +113,7 @@ static __device__ __forceinline__ struct chosen chosen_of(args_t a, int32_t item
     return c;
 }
 
-/* Looked up before it is known how long the list is: of what lies past its end nothing is used. */
+/* It is looked up before the list's length is known. Nothing past the list's end is used. */
 static __device__ __forceinline__ struct chosen chosen_early(args_t a, uint32_t tile)
 {
     uint32_t list = list_of(a), at = round_at(a, a.round, list) + tile / (a.tokens / TILE);
@@ -144,7 +147,7 @@ static __device__ __forceinline__ uint64_t page_at(args_t a, const struct tiles 
     return (at + tile) | valid << VALID_SHIFT | IS_PAGE;
 }
 
-/* early: whether c is of this tile, if that is one of a chosen block. */
+/* early: c belongs to this tile, if the tile is one of a chosen block. */
 static __device__ __forceinline__ uint64_t tile_at(args_t a, const struct tiles &t, uint32_t tile, bool early,
                                                    struct chosen c)
 {
@@ -179,7 +182,8 @@ static __device__ __forceinline__ struct split split_of(args_t a, const struct t
     return s;
 }
 
-/* By ALL threads of a thread block: where its tiles lie. early: of its tile of the thread's number. */
+/* By ALL threads of a thread block: where its tiles lie. early: belongs to the tile with the
+ * thread's number. */
 template <uint32_t ALL>
 static __device__ __forceinline__ void look_up(args_t a, const struct tiles &t, const struct split &s, struct chosen early,
                                                uint64_t *where)
@@ -190,7 +194,8 @@ static __device__ __forceinline__ void look_up(args_t a, const struct tiles &t, 
         where[i] = tile_at(a, t, s.first + i, i < ALL, early);
 }
 
-/* By a warp, all of which has looked at *where: the tile's place, when its block has come, or has not. */
+/* By a warp, after all of its lanes have read *where. Returns the tile's place when its block has
+ * come or failed to come. */
 static __device__ __forceinline__ void tile_await(args_t a, uint64_t *where)
 {
     __syncwarp();

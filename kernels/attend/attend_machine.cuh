@@ -1,4 +1,5 @@
-/* Asynchronous copies, waiting for what another kernel does meanwhile, and products of 16-bit types with float32 sums. */
+/* Asynchronous copies, waiting for what another kernel does meanwhile, and products of 16-bit types
+ * with float32 sums. */
 #ifndef UCM_KERNELS_ATTEND_MACHINE_CUH
 #define UCM_KERNELS_ATTEND_MACHINE_CUH
 
@@ -30,10 +31,11 @@ template <uint32_t BYTES> static __device__ __forceinline__ uint32_t row_offset(
     return row * BYTES + row / FOUR * 32;
 }
 
-/* After a tile's rows of K and V: a scale byte for each of them. */
+/* After a tile's rows of K and V follows a scale byte for each of them. */
 #define SCALES_BYTES (2 * TILE)
 
-/* Where rows of K and V lie, that count; and if they have scales, where those of K and of V lie. */
+/* Where the rows of K and V that count lie; and if they have scales, where those of K and of V
+ * lie. */
 struct tile_rows {
     const uint8_t *k, *v;
     uint64_t k_stride, v_stride;
@@ -57,7 +59,7 @@ static __device__ __forceinline__ void copy_vectors(uint32_t to, const uint8_t *
 
 #if __CUDA_ARCH__ >= 900
 
-/* A barrier for each stage, at which 32 arrive; its phase changes each time. */
+/* A barrier for each stage, at which 32 lanes arrive. Its phase changes each time. */
 struct arrivals {
     uint64_t *barrier;
     uint32_t phase; /* a bit for each stage */
@@ -96,8 +98,9 @@ static __device__ __forceinline__ void copy_scales(uint32_t to, const uint8_t *f
                  : "memory");
 }
 
-/* `valid` of TILE rows of K, then of V. Those that lie one after the other are pieces for the copy engine, which takes
- * long for many small ones; other rows come 16 bytes a lane. After them their scales, if they have some. */
+/* Copies `valid` of TILE rows of K, then of V, and then their scales, if any. Rows that lie one
+ * after the other go to the copy engine in pieces, since it takes long for many small ones. Other
+ * rows come by 16 bytes a lane. */
 template <uint32_t BYTES>
 static __device__ __forceinline__ void copy_tile(uint8_t *to, const struct tile_rows &r, struct arrivals &a,
                                                  uint32_t stage)
@@ -125,7 +128,7 @@ static __device__ __forceinline__ void copy_tile(uint8_t *to, const struct tile_
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-/* ahead: the other stage's copy was begun since. */
+/* ahead: the other stage's copy has begun since then. */
 static __device__ __forceinline__ void arrivals_wait(struct arrivals &a, uint32_t stage, bool ahead)
 {
     uint32_t done;
@@ -139,14 +142,14 @@ static __device__ __forceinline__ void arrivals_wait(struct arrivals &a, uint32_
     a.phase ^= 1u << stage;
 }
 
-/* Before the copy engine writes where something else did. */
+/* Call it before the copy engine writes where something else wrote. */
 static __device__ __forceinline__ void stores_before_copies(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* Before copies read what another kernel stores meanwhile, and this thread knows to be there: an acquire alone orders no
- * loads of the copy engine. */
+/* Call it before copies read what another kernel has stored meanwhile, as this thread knows. An
+ * acquire alone orders no loads of the copy engine. */
 static __device__ __forceinline__ void arrived_before_copies(void)
 {
     asm volatile("fence.proxy.async.global;" ::: "memory");
@@ -225,7 +228,7 @@ static __device__ __forceinline__ void pause(void)
     __nanosleep(64);
 }
 
-/* The launch that this one overlaps has ended, and all of it is seen. */
+/* Waits until the launch that this one overlaps has ended, and all of its stores are visible. */
 static __device__ __forceinline__ void await_launch(void)
 {
 #if __CUDA_ARCH__ >= 900
@@ -249,7 +252,7 @@ static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t x)
     __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)x, __NV_E4M3);
 
     return h.x | (uint32_t)h.y << 16;
-#else /* there is no such instruction: the bits in place are 2^-8 of it; and NaN */
+#else /* there is no such instruction: bits in place are 2^-8 of the value, except NaN */
     uint32_t apart = __byte_perm(x, 0, 0x1404), size = apart & 0x7f007f00, y = (apart & 0x80008000) | size >> 1;
 
     asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(y) : "r"(0x5c005c00));

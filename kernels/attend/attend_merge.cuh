@@ -1,6 +1,6 @@
-/* Warps into a thread block's result, splits into a list's, rounds into one: each in its order, so the bits depend on
- * the list and not on who ends first. Weights of what is merged are worked out once for each row and lie in
- * shared memory before any channel is read. */
+/* Merges warps into a thread block's result, splits into a list's, and rounds into one. Each goes
+ * in order, so the bits depend on the list and not on which ends first. The weights for merging are
+ * worked out once for each row, and lie in shared memory before any channel is read. */
 #ifndef UCM_KERNELS_ATTEND_MERGE_CUH
 #define UCM_KERNELS_ATTEND_MERGE_CUH
 
@@ -11,8 +11,8 @@
 
 typedef struct ucm_attend_cuda_sum sum_t;
 
-/* Rows of results in shared memory: eight floats more than D, so that neither writing by fragments nor reading by rows
- * meets a bank often. */
+/* Rows of results in shared memory have eight floats more than D. So neither writing by fragments
+ * nor reading by rows has many bank conflicts. */
 #define PITCH(D) ((D) + 8)
 
 static __device__ __forceinline__ float base_of(float top)
@@ -20,8 +20,8 @@ static __device__ __forceinline__ float base_of(float top)
     return top == -INFINITY ? 0.0f : top;
 }
 
-/* Joins two sums. Their values are joined by the caller: those of x times keep, plus those of y
- * times more. NaN stays. */
+/* Joins two sums. The caller joins their values: those of x times keep, plus those of y times more.
+ * NaN stays. */
 static __device__ __forceinline__ sum_t join_sums(const sum_t &x, const sum_t &y, float *keep, float *more)
 {
     sum_t r;
@@ -45,7 +45,7 @@ static __device__ __forceinline__ void add_scaled(float4 *to, float w, const flo
 
 /* ---- warps ---- */
 
-/* What the tiles' memory holds when the tiles are done. */
+/* What the memory of the tiles holds after them. */
 template <int D, int O> struct block_results {
     float out[WARPS][8 * O][PITCH(D)];
 };
@@ -76,7 +76,7 @@ template <> struct key_max<e4m3> {
     }
 };
 
-/* One row's channels of a lane, times `by`: a piece, and every eighth piece after it. */
+/* A lane's channels of one row, times `by`: a piece, and every eighth piece after it. */
 template <typename KV, int D>
 static __device__ __forceinline__ void put_row(const float out[D / 16][4], uint32_t r, float by, float *to)
 {
@@ -172,7 +172,7 @@ static __device__ __forceinline__ float lse_of(const sum_t &s)
     return s.sum == 0 ? -INFINITY : (s.top + log2f(s.sum)) * LN_2;
 }
 
-/* Joins what the rounds before had to a row, and leaves it for the next. */
+/* Joins the earlier rounds' result to a row, and leaves it for the next round. */
 template <typename T, int D>
 static __device__ __forceinline__ void finish_channels(args_t a, uint64_t row, uint32_t channel, float4 x,
                                                        const sum_t &now, const sum_t &before)
@@ -269,7 +269,8 @@ static __device__ __forceinline__ void weigh_splits(args_t a, const sum_t *from,
     }
 }
 
-/* Four channels of a row, of splits: so many loads at once that their latency is seen a few times, not once a split. */
+/* Four channels of a row, of splits. It does so many loads at once that their latency counts a few
+ * times, not once a split. */
 #define AT_ONCE 8u
 
 static __device__ __forceinline__ void load_splits(float4 x[AT_ONCE], const float *from, uint64_t stride, uint32_t splits)
@@ -297,7 +298,7 @@ static __device__ __forceinline__ float4 merge_splits(float4 x[AT_ONCE], const f
     return all;
 }
 
-/* Whether this thread block ends last of its list's; then it sees what the others wrote. */
+/* Whether this thread block is the last of its list to end. Then it sees what the others wrote. */
 static __device__ __forceinline__ bool is_last(uint32_t *done, uint32_t of)
 {
     __shared__ bool last;

@@ -1,5 +1,5 @@
-/* The order of the lists before their first round, and what is left after each block: total minus what was attended, whole units, so
- * nothing is lost. */
+/* The order of the lists before their first round, and what is left after each block. That is the
+ * total minus what was attended, in whole units, so nothing is lost. */
 #ifndef UCM_KERNELS_ATTEND_ORDER_CUH
 #define UCM_KERNELS_ATTEND_ORDER_CUH
 
@@ -27,7 +27,7 @@ static __device__ __forceinline__ void sort_keys(uint64_t *key, uint32_t n)
         }
 }
 
-/* The largest of what is known, over the thread block. */
+/* The largest known value, over the thread block. */
 static __device__ __forceinline__ float largest_known(float x)
 {
     __shared__ float warp[ORDER_THREADS / 32];
@@ -84,7 +84,8 @@ static __device__ __forceinline__ void amount_add(struct amount &x, const struct
     x.unknown += unknown;
 }
 
-/* What this thread and those before it have; and *all, which is the same in all. */
+/* Returns the sum of what this thread and those before it have. *all receives that of all threads,
+ * the same in each. */
 static __device__ __forceinline__ struct amount amount_until(struct amount own, struct amount *all)
 {
     __shared__ struct amount warp[ORDER_WARPS];

@@ -17,7 +17,8 @@ struct report {
 
 /* ---- shares of rows ---- */
 
-/* For a query row, counted over all sequences: what is left after the first 0, 1, .. blocks of its list. */
+/* For a query row (counted over all sequences): what is left after the first 0, 1, .. blocks of its
+ * list. */
 static __device__ __forceinline__ const uint64_t *left_units(args_t a, uint64_t row)
 {
     return (const uint64_t *)a.stop.left.units + row * (a.room + 1);
@@ -34,11 +35,11 @@ static __device__ __forceinline__ float left_ratio(args_t a, uint64_t row, uint3
     return ucm_left_ratio(top, sum, slack, &left);
 }
 
-/* How far top + ln(sum) is from exact, at most. Tensor cores add 16 products to a sum in one go,
- * each cut at the last bit of the largest: 17 units of 2^-23 of what the absolute values add up to,
- * D / 16 times, is less than 2^-18 of it each. exp2f is off by 2 units, its argument by a rounding;
- * sums over tiles, warps, splits and rounds are as in ucm_attend_slack, whose 2^-20 a tile is twice
- * what they take here. */
+/* How far top + ln(sum) is from exact, at most. Tensor cores add 16 products to a sum at once, each
+ * cut at the last bit of the largest. That errs by 17 units of 2^-23 of the sum of absolute values,
+ * D / 16 times: less than 2^-18 of the sum each. exp2f is off by 2 units, its argument by a
+ * rounding. Sums over tiles, warps, splits and rounds are as in ucm_attend_slack, whose 2^-20 a
+ * tile is twice what they need here. */
 static __device__ __forceinline__ float slack_of(args_t a, uint32_t channels, float abs_sum, float key_max, float top,
                                                  uint32_t tiles)
 {
@@ -110,7 +111,7 @@ static __device__ __forceinline__ bool would_end(args_t a, uint64_t first_row, c
     return all;
 }
 
-/* At least an eighth more than there are, so that few rounds come to the end. By the whole thread block. */
+/* At least an eighth more than now, so that few rounds reach the end. By the whole thread block. */
 static __device__ __noinline__ uint32_t next_end(args_t a, uint64_t first_row, const sum_t *rows, uint32_t blocks,
                                                  uint32_t count)
 {
@@ -132,7 +133,7 @@ static __device__ __noinline__ uint32_t next_end(args_t a, uint64_t first_row, c
 
 /* ---- a list ---- */
 
-/* Shares are positive, so their bits order as they do. */
+/* Shares are positive, so their bits have the same order. */
 static __device__ __forceinline__ void take_least(float *cell, float x)
 {
     atomicMin((uint32_t *)cell, __float_as_uint(x));
@@ -147,7 +148,8 @@ static __device__ __forceinline__ void tell(args_t a, uint32_t blocks, float sha
     atomicAdd((unsigned long long *)&told->blocks, blocks);
 }
 
-/* By the last of the list's KV heads. Without a block that was not there the list ends: the step does not count. */
+/* By the last of the list's KV heads. If a block was missing the list ends, since the step does not
+ * count. */
 static __device__ __forceinline__ void decide(args_t a, uint32_t list, uint32_t blocks, uint32_t count)
 {
     volatile float *least = (volatile float *)a.stop.least + 2 * list;
@@ -167,7 +169,8 @@ static __device__ __forceinline__ void decide(args_t a, uint32_t list, uint32_t 
     *next = 0;
 }
 
-/* By the thread block that has finished a KV head's rows. abs_sum: scratch, of each row. */
+/* By the thread block that has finished a KV head's rows. abs_sum: scratch, a value for each
+ * row. */
 template <typename T, int D>
 static __device__ __forceinline__ void stop_head(args_t a, const sum_t *rows, float *abs_sum)
 {
@@ -180,7 +183,7 @@ static __device__ __forceinline__ void stop_head(args_t a, const sum_t *rows, fl
     float *least = (float *)a.stop.least + 2 * list;
     bool certify = a.stop.known == UCM_ATTEND_CUDA_BOUNDS;
 
-    if (a.length != 0) /* the window has fewer than its sequence */
+    if (a.length != 0) /* the window has fewer blocks than its sequence */
         tiles += ((const uint32_t *)a.length)[blockIdx.z] / TILE + 1;
     if (certify)
         add_queries<T, D>(a, abs_sum);

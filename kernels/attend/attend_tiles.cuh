@@ -1,16 +1,17 @@
-/* One thread block's tiles: their way to shared memory, and a warp's softmax over every fourth of them.
+/* One thread block's tiles: their way to shared memory, and a warp's softmax over every fourth of
+ * them.
  *
- * T is the type of queries and results, KV that of keys and values: T, or E4M3. E4M3 is multiplied as float16, which
- * holds all of its values; queries are then float16, too, times a power of two for each row, so that they keep bfloat16's
- * range.
+ * T is the type of queries and results, KV that of keys and values: T, or E4M3. E4M3 is multiplied
+ * as float16, which holds all of its values. Then queries are float16, too, times a power of two
+ * for each row, so that they keep bfloat16's range.
  *
- * Four rows lie in shared memory as they lie in a block, one after the other: then a tile of K is
- * four copies, and memory is read in pieces of a kilobyte. (Rows exchanged or set apart, which
- * ldmatrix wants, would have to be copied one by one, or 16 bytes at a time. By copies alone,
+ * Four rows lie in shared memory as they lie in a block, one after the other. So a tile of K is
+ * four copies, and memory is read in pieces of a kilobyte. (ldmatrix needs rows that are exchanged
+ * or set apart; these would have to be copied one by one, or 16 bytes at a time. By copies alone,
  * without arithmetic, an H200 did 4.0 TB/s in pieces of 4 KiB, 3.8 row by row, 3.5 by 16 bytes.) A
- * lane reads 16 bytes of a row in one go. The order of channels in a product, which is free, is
- * that in which they come; and that of a tile's tokens, which is free too, is such that rows read
- * at once are of different fours, which are set apart by 32 bytes: no bank is met twice. */
+ * lane reads 16 bytes of a row at once. The order of channels in a product is free: it is that in
+ * which they come. The order of a tile's tokens is free, too: rows that are read at once are of
+ * different fours. Fours are set apart by 32 bytes, so there are no bank conflicts. */
 #ifndef UCM_KERNELS_ATTEND_TILES_CUH
 #define UCM_KERNELS_ATTEND_TILES_CUH
 
@@ -41,8 +42,8 @@ template <> struct product<__nv_bfloat16, e4m3> {
     static constexpr bool scaled = true;
 };
 
-/* Constants of a row of K or V. In a product over channels a lane has every fourth piece of 16 bytes of K, and the 8 rows of a result
- * have pieces of V: of 16 bytes, or less in short rows. */
+/* Constants of a row of K or V. In a product over channels a lane has every fourth piece of 16
+ * bytes of K. The 8 rows of a result have pieces of V, of 16 bytes, or less in short rows. */
 template <typename KV, int D> struct row_of {
     static constexpr uint32_t bytes = D * sizeof(KV), tile = ROWS_BYTES(bytes);
     static constexpr uint32_t k_pieces = bytes / 64, k_channels = 16 / sizeof(KV);
@@ -80,7 +81,8 @@ static __device__ __forceinline__ bool rows_are_apart(args_t a, uint64_t where)
     return m.k.token_stride != BYTES || m.v.token_stride != BYTES;
 }
 
-/* Token n of a tile's products is that row: tokens n and n + 1, and n, n + 2, n + 4 and n + 6, are of different fours. */
+/* The row of token n of a tile's products. Tokens n and n + 1 are of different fours; so are n, n +
+ * 2, n + 4 and n + 6. */
 static __device__ __forceinline__ uint32_t row_of_token(uint32_t n)
 {
     return (n / 2 + n % 2 * 2) % 4 * 4 + n % 2 + n / 8 * 2;
@@ -101,9 +103,9 @@ static __device__ __forceinline__ void tile_pad(uint8_t *tile, uint32_t valid)
     __syncwarp();
 }
 
-/* ---- one warp ----
- * Queries are in octets of rows, O of them: one for up to 8 query heads, or two. A lane has logits and results of rows
- * 2 * (lane % 4) and the next of each octet, and of these tokens lane / 4 and lane / 4 + 8 of the products, or channels. */
+/* ---- one warp ---- Queries are in octets of rows, O of them: one for up to 8 query heads, or two.
+ * Of each octet a lane has rows 2 * (lane % 4) and the next. Of their logits it has tokens lane / 4
+ * and lane / 4 + 8 of the products; of their results, channels. */
 
 template <int D, int O> struct warp_state {
     float top[O][2], sum[O][2], lightest[O][2]; /* sum is of this lane's tokens */
@@ -136,7 +138,7 @@ static __device__ __forceinline__ void warp_begin(struct warp_state<D, O> &s, bo
     }
 }
 
-/* Over the lanes that have a row's tokens. */
+/* Reduces over the lanes that have a row's tokens. */
 static __device__ __forceinline__ float row_max(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 4));
@@ -151,8 +153,8 @@ static __device__ __forceinline__ float row_sum(float x)
     return x + __shfl_xor_sync(ALL_LANES, x, 16);
 }
 
-/* For a row of queries that are at most `most`: what makes them at most 2^15, and what brings logits back. Infinities and
- * NaN stay. */
+/* For a row of queries that are at most `most`: the factor that makes them at most 2^15, and the
+ * one that scales logits back. Infinities and NaN stay. */
 static __device__ __forceinline__ float query_factor(float most, float *back)
 {
     uint32_t e = __float_as_uint(most) >> 23;
@@ -162,7 +164,8 @@ static __device__ __forceinline__ float query_factor(float most, float *back)
     return __uint_as_float((268 - e) << 23);
 }
 
-/* Logits of an octet: a lane has row lane / 4 of the queries, and needs scales of the rows of its logits. */
+/* Logits of an octet: a lane has row lane / 4 of the queries, and needs scales of the rows of its
+ * logits. */
 template <typename T, int D>
 static __device__ __forceinline__ void scale_query(uint32_t q[D / 16][2], float scale[2])
 {
@@ -188,7 +191,8 @@ static __device__ __forceinline__ void scale_query(uint32_t q[D / 16][2], float 
         scale[r] *= __shfl_sync(ALL_LANES, back, (threadIdx.x % 4 * 2 + r) * 4);
 }
 
-/* Product i is over 16 channels: of each of the four lanes that have a row, four of the piece of K that it reads. */
+/* Product i is over 16 channels: of each of the four lanes that have a row, four of the piece of K
+ * that it reads. */
 template <typename T, typename KV, int D, int O>
 static __device__ __forceinline__ void load_query(args_t a, struct warp_query<D, O> &query)
 {
@@ -212,8 +216,8 @@ static __device__ __forceinline__ void load_query(args_t a, struct warp_query<D,
     }
 }
 
-/* One piece of 16 bytes of token lane / 4 (x) of the products, and of the token 8 after it. Products take turns at two sums, so that none
- * waits for the one before it. */
+/* One piece of 16 bytes of token lane / 4 (x) of the products, and of the token 8 after it.
+ * Products alternate between two sums, so that none waits for the one before it. */
 template <typename T, typename KV, int D, int O>
 static __device__ __forceinline__ void add_keys(float s[O][2][4], const struct warp_query<D, O> &query, uint32_t first,
                                                 const uint32_t x[4], const uint32_t y[4])
@@ -265,8 +269,8 @@ static __device__ __forceinline__ void logits(const struct warp_query<D, O> &que
             s[o][i] = two[o][0][i] + two[o][1][i];
 }
 
-/* Turns an octet's logits into weights, and takes what was summed so far to the new maximum. light: the tile is a chosen
- * block, and PSA's rule asks what it weighs. */
+/* Turns an octet's logits into weights, and scales the sums so far to the new maximum. light: the
+ * tile is of a chosen block, and PSA's rule asks what it weighs. */
 template <int D, int O>
 static __device__ __forceinline__ void weigh(struct warp_state<D, O> &st, uint32_t o, float s[4], const float scale[2],
                                              uint32_t valid, bool light)
@@ -304,7 +308,8 @@ static __device__ __forceinline__ float power_below(uint32_t n)
     return n < 127 ? __uint_as_float((127 - n) << 23) : 0.0f;
 }
 
-/* Applies K's scales to a tile's logits, in logits()'s layout. scales: of 16 tokens of K, then of V. */
+/* Applies K's scales to a tile's logits, in logits()'s layout. scales: of 16 tokens of K, then of
+ * V. */
 template <int D, int O>
 static __device__ __forceinline__ void scale_logits(struct warp_state<D, O> &st, float s[O][4], const uint8_t *scales)
 {
@@ -318,8 +323,8 @@ static __device__ __forceinline__ void scale_logits(struct warp_state<D, O> &st,
             s[o][i] *= ucm_fp8_power(i < 2 ? low : high);
 }
 
-/* Applies V's scales to weights, relative to the largest scale of V so far, so that float16 holds them. A scale of NaN is above all, and
- * stays. */
+/* Applies V's scales to weights, relative to the largest scale of V so far, so that float16 holds
+ * them. A scale of NaN counts as the largest, and stays. */
 template <int D, int O>
 static __device__ __forceinline__ void scale_weights(struct warp_state<D, O> &st, float s[O][4], const uint8_t *scales)
 {
@@ -361,7 +366,8 @@ static __device__ __forceinline__ void turn_word(uint32_t v[4], const uint32_t x
     }
 }
 
-/* A product is over the tile's tokens, for 16 channels: two of each piece that the eight groups of four lanes read. */
+/* A product is over the tile's tokens, for 16 channels. Those are two of each piece that the eight
+ * groups of four lanes read. */
 template <typename T, typename KV, int D, int O>
 static __device__ __forceinline__ void add_values(struct warp_state<D, O> &st, const float s[O][4], const uint8_t *v)
 {
@@ -396,7 +402,7 @@ static __device__ __forceinline__ void add_values(struct warp_state<D, O> &st, c
     }
 }
 
-/* Without its sign an element of any type orders as an integer; NaN is above all. */
+/* Without its sign an element of any type orders as an integer; NaN is the largest. */
 template <typename KV>
 static __device__ __forceinline__ uint32_t larger_keys(uint32_t x, uint32_t y)
 {
@@ -416,8 +422,9 @@ static __device__ __forceinline__ void measure_keys(struct warp_state<D, O> &st,
     }
 }
 
-/* Every WARPS-th of n tiles, from the warp's number on; the first `chosen` are of chosen blocks. A tile on its way to
- * its entry is waited for in its turn, after the arithmetic of the one before it. S: stages, 1 or all. */
+/* Every WARPS-th of n tiles, from the warp's number on. The first `chosen` are of chosen blocks.
+ * The warp waits for a tile on its way to its entry when its turn comes, after the arithmetic of
+ * the one before it. S: stages, 1 or all. */
 template <typename T, typename KV, int D, int O, uint32_t S>
 static __device__ __forceinline__ void attend_tiles(args_t a, uint64_t *where, uint32_t n, uint32_t chosen,
                                                     struct warp_state<D, O> &st)
@@ -460,7 +467,7 @@ static __device__ __forceinline__ void attend_tiles(args_t a, uint64_t *where, u
         if (scales)
             scale_weights<D, O>(st, s, k + 2 * row_of<KV, D>::tile);
         add_values<T, KV, D, O>(st, s, k + row_of<KV, D>::tile);
-        if (rows_are_apart<bytes>(a, where[tile])) /* then they came by stores, and the next tile may not */
+        if (rows_are_apart<bytes>(a, where[tile])) /* it came by stores; the next may not */
             stores_before_copies();
         __syncwarp();
         if (wanted)

@@ -1,20 +1,23 @@
-/* Attention of one decode step over latents (MLA): over the chosen blocks of each sequence and its local window, in one launch and, where
- * lists are split, one that merges. attend.h has the reference, mla_cuda.h what these kernels take. What attend.cu says of tiles, splits,
+/* Attention of one decode step over latents (MLA), of the chosen blocks of each sequence and its
+ * local window. It is one launch, and where lists are split, a second one that merges. attend.h has
+ * the reference, and mla_cuda.h says what these kernels take. What attend.cu says of tiles, splits,
  * bits and bounds holds here.
  *
- * One latent serves up to 128 query heads, so unlike there the warps of a thread block share all tiles, and the results of a split
- * are many: 2 KiB a query head. Hence a launch of its own that merges them, spread over the whole GPU. */
+ * One latent serves up to 128 query heads, so unlike there the warps of a thread block share all
+ * tiles. A split has large results, 2 KiB a query head. So a launch of its own merges them, spread
+ * over the whole GPU. */
 #include "kernels/attend/mla_tiles.cuh"
 
 /* ---- a split's result ---- */
 
-/* Rows `row` of the row group: those of the lane, h 0 or 1 of row tile r. */
+/* The lane's row of the row group: h (0 or 1) of row tile r. */
 template <int R> static __device__ __forceinline__ uint32_t row_of_result(uint32_t r, uint32_t h)
 {
     return r * 16 + h * 8 + threadIdx.x % 32 / 4;
 }
 
-/* Two neighbours of the lane's channels in a row, n = 0 .. WARP_VALUES / 8 - 1; and where they lie. */
+/* Two neighbours of the lane's channels in a row, n = 0 .. WARP_VALUES / 8 - 1; and where they
+ * lie. */
 template <typename KV>
 static __device__ __forceinline__ float2 channels_at(const float out[WARP_VALUES / 8][4], uint32_t h, uint32_t n,
                                                      uint32_t *at)
@@ -155,7 +158,7 @@ static __device__ __forceinline__ sum_t merge_sums(args_t a, const sum_t *from, 
     return all;
 }
 
-/* A warp's splits, every fourth; of four channels a lane. */
+/* A warp's splits, every fourth, of four channels a lane. */
 static __device__ __forceinline__ float4 merge_every_fourth(args_t a, const struct parts &from, uint32_t splits, float base)
 {
     uint32_t warp = threadIdx.x / 32, mine = splits > warp ? (splits - warp + MERGE_WARPS - 1) / MERGE_WARPS : 0;

@@ -1,6 +1,7 @@
-/* Attention over latents (MLA), as DeepSeek-V2 and V3 decode it in absorbed form: a token has one row of 576 channels for all
- * query heads, of which all make logits and the first 512 are the value (arXiv 2405.04434, 2.1.2). The kernels of mla.cu
- * take struct ucm_attend_cuda as those of attend.cu do, with other meanings of a few fields:
+/* Attention over latents (MLA), as DeepSeek-V2 and V3 decode in absorbed form (arXiv 2405.04434,
+ * 2.1.2). A token has one row of 576 channels for all query heads. All channels make logits, and
+ * the first 512 are the value. The kernels of mla.cu take struct ucm_attend_cuda as those of
+ * attend.cu do. A few fields have other meanings:
  *
  *   kv_heads, group   query heads of a sequence in row groups that share nothing but the lists: ucm_attend_mla_groups
  *   lists             1, and apart 0
@@ -9,9 +10,11 @@
  *   partial           float[sequences][kv_heads][splits][group][512], and 512 channels in out
  *   round, state, stop are 0: no rounds
  *
- * A step is ucm_attend_mla_*, and after it, where splits is above 1, ucm_attend_mla_merge_*: a thread block for each query head
- * and UCM_ATTEND_MLA_MERGE_BLOCKS of its channels. Lists that one split covers are complete without. The merge may be
- * launched with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, and then only right after the first. */
+ * A step is ucm_attend_mla_*, followed, where splits is above 1, by ucm_attend_mla_merge_*. That
+ * has UCM_ATTEND_MLA_MERGE_BLOCKS thread blocks for the channels of each query head. Lists that one
+ * split covers are complete without it. The merge may be launched with
+ * CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, but then only right after the first
+ * launch. */
 #ifndef UCM_KERNELS_ATTEND_MLA_CUDA_H
 #define UCM_KERNELS_ATTEND_MLA_CUDA_H
 
@@ -50,7 +53,8 @@ static inline void ucm_attend_mla_merge(char name[40], const char *type)
     snprintf(name, 40, "ucm_attend_mla_merge_%s", type);
 }
 
-/* Shared memory besides the ring: of 16 rows, two halves of logits, weights and factors of 64 tokens. */
+/* Shared memory besides the ring: of 16 rows, two halves of logits, weights and factors of 64
+ * tokens. */
 #define UCM_ATTEND_MLA_SCRATCH (16u * (2u * 72u * 4u + 72u * 2u + 4u))
 static inline uint32_t ucm_attend_mla_scratch(uint32_t group)
 {
@@ -65,8 +69,8 @@ static inline uint32_t ucm_attend_mla_tile(uint32_t element)
 
 #define UCM_ATTEND_MLA_STATIC 3328u /* bytes of shared memory besides the dynamic, at most */
 
-/* Tiles of the ring, and the launch's dynamic shared memory, on a GPU whose thread blocks have at most `most` bytes. A ring
- * below UCM_ATTEND_MLA_STEP: it has too few. */
+/* Tiles of the ring, and the launch's dynamic shared memory, on a GPU whose thread blocks have at
+ * most `most` bytes. If the ring is below UCM_ATTEND_MLA_STEP, that is too few. */
 static inline uint32_t ucm_attend_mla_ring(uint32_t element, uint32_t group, uint32_t most)
 {
     uint32_t fixed = ucm_attend_mla_scratch(group) + UCM_ATTEND_MLA_STATIC;

@@ -1,12 +1,12 @@
-/* What attention over latents needs of the machine besides attend_machine.cuh: matrices out of
- * shared memory, and rows that come to it while all warps of a thread block may wait for them. */
+/* What attention over latents needs of the machine besides attend_machine.cuh. It loads matrices
+ * from shared memory, and brings rows there that all warps of a thread block may wait for. */
 #ifndef UCM_KERNELS_ATTEND_MLA_MACHINE_CUH
 #define UCM_KERNELS_ATTEND_MLA_MACHINE_CUH
 
 #include "kernels/attend/attend_machine.cuh"
 
-/* Four matrices of 8 x 8 words of 16 bits: lane i has the address of row i % 8 of matrix i / 8, and of each matrix gets
- * columns 2 * (i % 4) and the next of row i / 4. */
+/* Loads four matrices of 8 x 8 words of 16 bits. Lane i has the address of row i % 8 of matrix i /
+ * 8. Of each matrix it gets columns 2 * (i % 4) and the next of row i / 4. */
 static __device__ __forceinline__ void load_matrices(uint32_t x[4], const void *at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -63,7 +63,7 @@ static __device__ __forceinline__ void copy_rows(uint8_t *to, const uint8_t *fro
     uint32_t at = shared_address(to), lane = threadIdx.x % 32, arrives = shared_address(barrier);
 
 #if __CUDA_ARCH__ >= 900
-    if (lane != 0) /* a copy of each lane would be issued one by one all the same, and slower */
+    if (lane != 0) /* copies by each lane would be issued one by one all the same, but slower */
         return;
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrives), "r"(valid * BYTES) : "memory");
     if (stride == BYTES) {

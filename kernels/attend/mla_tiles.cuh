@@ -1,16 +1,18 @@
 /* One thread block's tiles of latents: their way to shared memory, logits, weights, and values.
  *
- * A *step* is over four tiles, 64 tokens. All eight warps work on each of its three parts, and meet between them:
+ * A *step* is over four tiles, 64 tokens. All eight warps work on each of its three parts, and meet
+ * between them:
  *   logits    a warp has one tile and one half of the channels; the query of that half stays in its registers
  *   weights   a warp has two rows, or four: it adds the halves, and keeps their maxima and sums
  *   values    a warp has 64 of the 512 channels of all rows, for all tokens
  * So a tile is read from shared memory twice, once as keys and once as values.
  *
- * Tiles enter a ring once its oldest are consumed, so it prefetches as many tiles as it has beyond a step. Tile t is
- * brought by warp t % 8, which is one of the two that make its logits: if its block is on its way to an entry, that
- * warp waits for it when the step begins. Two rows lie in shared memory as they lie in a block, and the next two 16 bytes
- * further: a tile is eight copies, and in a matrix of every second row no bank is met twice. So a tile's tokens have in products the
- * order 0, 2 .. 14, 1, 3 .. 15.
+ * Tiles enter a ring once its oldest are consumed, so it prefetches as many tiles as it has beyond
+ * a step. Warp t % 8 brings tile t. It is one of the two that make the tile's logits. If the tile's
+ * block is on its way to an entry, that warp waits for it when the step begins. Two rows lie in
+ * shared memory as they lie in a block, and the next two 16 bytes further. So a tile is eight
+ * copies, and a matrix of every second row has no bank conflicts. In products a tile's tokens
+ * therefore have the order 0, 2 .. 14, 1, 3 .. 15.
  *
  * T is the type of queries and results, KV that of latents: T, or E4M3, as in attend_tiles.cuh. */
 #ifndef UCM_KERNELS_ATTEND_MLA_TILES_CUH
@@ -41,7 +43,8 @@ template <int R> struct mla_scratch {
     float keep[16 * R]; /* what results so far are multiplied by */
 };
 
-/* R: row tiles, of 16 rows. A lane has of each: rows lane / 4 and the eighth after it, of pairs of eight channels. */
+/* R: row tiles, of 16 rows. Of each a lane has row lane / 4 and the eighth after it, in pairs of
+ * eight channels. */
 template <int R> struct mla_query {
     uint32_t q[R][PRODUCTS][4];
     float back[R][2]; /* of logits, if queries were scaled */
@@ -49,7 +52,8 @@ template <int R> struct mla_query {
 
 template <int R> struct mla_state {
     float out[R][WARP_VALUES / 8][4];
-    float top[R], sum[R]; /* of row row_of_lane(): of a quarter of each tile's tokens; top is of all */
+    float top[R], sum[R]; /* of row row_of_lane(): sum is of a quarter of each tile's tokens, top of
+                           * all */
 };
 
 template <int R> static __device__ __forceinline__ uint32_t row_of_lane(uint32_t i)
@@ -75,8 +79,10 @@ struct ring {
     uint8_t *tiles;
     uint64_t *barriers;
     uint32_t size;
-    uint32_t brought, to; /* tiles before this one are there, or on their way, or wait for their block; its place */
-    uint32_t from, turn;  /* of the step's first tile: its place, and how often the ring was full before it */
+    uint32_t brought, to; /* tiles before this one are there, on their way, or wait for their block;
+                           * and its place */
+    uint32_t from, turn;  /* place of the step's first tile, and how often the ring was full before
+                           * it */
 };
 
 static __device__ __forceinline__ uint32_t ring_next(const struct ring &ring, uint32_t place, uint32_t n)
@@ -96,8 +102,9 @@ static __device__ __forceinline__ void ring_step(struct ring &ring)
     ring.from = ring_next(ring, ring.from, STEP);
 }
 
-/* By a warp. Rows that don't count become zeros, whatever lay there. Racecheck reports these stores alongside reads of logits: it
- * sees no order in a __syncwarp, which is no instruction on Hopper. */
+/* By a warp. Rows that don't count become zeros, whatever lay there. Racecheck reports a race of
+ * these stores with reads of logits. It sees no order in a __syncwarp, which is no instruction on
+ * Hopper. */
 template <typename KV>
 static __device__ __forceinline__ void ring_copy(args_t a, const struct ring &ring, uint64_t where, uint32_t place)
 {
@@ -149,7 +156,8 @@ template <typename KV> static __device__ __forceinline__ uint32_t channel_of(uin
     return product * 16 + (sizeof(KV) == 2 ? lane * 2 + pair * 8 : lane * 4 + pair * 2);
 }
 
-/* float16 for products with E4M3: each row times a power of two, so that it keeps bfloat16's range. */
+/* float16 for products with E4M3: each row times a power of two, so that it keeps bfloat16's
+ * range. */
 template <typename T, int R> static __device__ __forceinline__ void scale_rows(struct mla_query<R> &query)
 {
 #pragma unroll
@@ -197,7 +205,8 @@ static __device__ __forceinline__ void mla_load_query(args_t a, struct mla_query
         scale_rows<T, R>(query);
 }
 
-/* x: of tokens 2 * (lane / 4), y: of those after them; two words of 16 bits, or four E4M3, of which a product has 16 channels. */
+/* x: of tokens 2 * (lane / 4), y: of those after them. Each is two words of 16 bits, or four E4M3.
+ * A product has 16 channels of them. */
 template <typename T, typename KV, int R>
 static __device__ __forceinline__ void multiply_keys(float s[R][2][4], const struct mla_query<R> &query, uint32_t i,
                                                      const uint32_t x[2], const uint32_t y[2])
@@ -218,8 +227,8 @@ template <int R> static __device__ __forceinline__ void add_turns(float x[R][2][
         x[i / 8][i / 4 % 2][i % 4] += y[i / 8][i / 4 % 2][i % 4];
 }
 
-/* Logits of one tile over the warp's half of the channels, into `logits`. With few rows, products alternate between two sums, so
- * that none waits for the one before it. */
+/* Logits of one tile over the warp's half of the channels, into `logits`. With few rows, products
+ * alternate between two sums, so that none waits for the one before it. */
 template <typename T, typename KV, int R>
 static __device__ __forceinline__ void mla_logits(const struct mla_query<R> &query, const uint8_t *tile,
                                                   struct mla_scratch<R> &scratch)
@@ -330,8 +339,8 @@ static __device__ __forceinline__ void mla_keep(struct mla_state<R> &st, const s
         }
 }
 
-/* The values of tile j of the step. Of eight channels of 16 bits a lane has 2 * (lane % 4) and the next; of 16 of E4M3, the even two
- * and then the odd two of four. */
+/* The values of tile j of the step. Of eight channels of 16 bits a lane has 2 * (lane % 4) and the
+ * next. Of 16 of E4M3 it has the even two and then the odd two of four. */
 template <typename T, typename KV, int R>
 static __device__ __forceinline__ void mla_values(struct mla_state<R> &st, const struct mla_scratch<R> &scratch,
                                                   const uint8_t *tile, uint32_t j)
@@ -387,7 +396,7 @@ static __device__ __forceinline__ void mla_tiles(args_t a, uint64_t *where, uint
 
         if (first + own < end)
             mla_logits<T, KV, R>(query, ring_await<KV>(a, ring, where, own, first + own), scratch);
-        __syncthreads(); /* all are done with the tiles before `first`, too */
+        __syncthreads(); /* all warps are also done with the tiles before `first` */
         ring_bring<KV>(a, ring, where, min(n, first + ring.size));
         mla_weigh<T, KV, R>(a, st, scratch, first + quarter < end ? valid_of(where[first + quarter]) : 0);
         __syncthreads();

@@ -1,22 +1,23 @@
 /* Attention in rounds that ends when enough is covered: PSA's rule, an estimate, a certificate.
  *
  * The blocks of a list are attended in the order of their scores, `every` at a time. After each
- * round the *share* is the attended weight, divided by the sum of it and of what is left. Left
- * are the list's remaining blocks, and those *beyond* it: the sequence's blocks that are in no
- * list. The rules differ in what they take these to weigh:
- * - psa: each as much as the lightest block of the list so far. It trusts the order: one light block that came
- *   early ends it, whatever is left. The window does not count as light; it is no choice.
- * - estimated: what its score says, of `stats` or of `tokens` with rest.
- * - certified: at most tokens * e^(scale * its `box` score).
- * A list ends when the least share of its query heads has reached eps. Its blocks are read for all of them, so
- * none can stop alone; the lists of other KV heads go on or end by themselves. One list for all KV heads ends
- * when all of them may.
+ * round the *share* is the attended weight, divided by the sum of it and of what is left. Left are
+ * the list's remaining blocks, and those *beyond* it: the sequence's blocks that are in no list.
+ * The rules assume different weights for these:
+ * - psa: each as much as the lightest block of the list so far. It trusts the order: one light
+ *   block that came early ends the list, whatever is left. The window does not count, since it was
+ *   not chosen.
+ * - estimated: what the block's score of `stats` or of `tokens` with rest says.
+ * - certified: tokens * e^(scale * the block's `box` score), which is the most it can weigh.
+ * A list ends when the least share of its query heads has reached eps. Blocks are read for all its
+ * query heads, so none can stop alone. The lists of other KV heads go on or end by themselves. One
+ * list for all KV heads ends when all of them may.
  *
- * The *certificate* is reported whenever bounds are given, whatever the rule. It is never above the true share: keys
- * are exact, the box is rounded outward, weights of what is left are rounded up, and the attended sum's own error
- * (ucm_attend_slack) is taken off. NaN never favours stopping: an estimate or a bound that is NaN
- * or +inf says nothing, so the share is 0 while that block is left; it is also 0 if the attended
- * sum is NaN. Where nothing is left and nothing lies beyond, it is 1. */
+ * The *certificate* is reported whenever bounds are given, whatever the rule. It is never above the
+ * true share. Keys are exact, the box is rounded outward, and weights of what is left are rounded
+ * up. The attended sum's own error (ucm_attend_slack) is subtracted. NaN never favours stopping. An
+ * estimate or a bound that is NaN or +inf says nothing, so the share is 0 while that block is left.
+ * It is also 0 if the attended sum is NaN. If nothing is left and nothing lies beyond, it is 1. */
 #ifndef UCM_KERNELS_ATTEND_STOP_H
 #define UCM_KERNELS_ATTEND_STOP_H
 
@@ -25,17 +26,18 @@
 
 /* ---- what is left: struct ucm_left of arith.h ---- */
 
-/* What is left while these n blocks are, by the logarithms of their weights; -inf weighs nothing,
- * +inf and NaN are unknown. At most 2^20 blocks. */
+/* What is left while these n blocks are left, from the logarithms of their weights. -inf weighs
+ * nothing; +inf and NaN are unknown. At most 2^20 blocks. */
 struct ucm_left ucm_left_of(const float *log_weight, uint32_t n);
 /* Takes away one of them. */
 void ucm_left_take(struct ucm_left *left, float log_weight);
 
-/* The logarithm of what a block of that many tokens weighs at most, from a `box` score, rounded up. */
+/* The logarithm of what a block of that many tokens weighs at most, from a `box` score, rounded
+ * up. */
 float ucm_left_bound(const struct ucm_attend_plan *plan, float box_score, uint32_t tokens);
 
-/* The share that sum * e^top is of itself and n lefts, rounded down. slack: what top + ln(sum) may be too
- * large by. */
+/* sum * e^top, divided by the sum of itself and n lefts, rounded down. slack: top + ln(sum) may be
+ * too large by this much. */
 float ucm_left_share(float top, float sum, float slack, const struct ucm_left *left, uint32_t n);
 
 /* ---- rounds ---- */
@@ -81,10 +83,10 @@ struct ucm_stop_row {
     struct ucm_left estimate, bound;
 };
 
-/* Attends the list's blocks to the states [heads], which have begun and may hold the window already, until the rule
- * stops it. For a certificate they must have been measured from their beginning. rows: scratch, [heads][group].
- * -EINVAL: what the rule needs is not there; -ENOENT: as ucm_attend_add. The result is that of the attended
- * blocks, bit for bit. */
+/* Attends the list's blocks until the rule stops it, and adds them to the states [heads]. These
+ * have begun, and may hold the window already. For a certificate they must have been measured from
+ * the begin. rows: scratch, [heads][group]. -EINVAL: what the rule needs is not there; -ENOENT: as
+ * ucm_attend_add. The result is that of the attended blocks, bit for bit. */
 int ucm_attend_rounds(const struct ucm_attend_plan *plan, const struct ucm_stop_spec *stop,
                       const struct ucm_stop_list *list, struct ucm_attend_state *states,
                       struct ucm_stop_row *rows, struct ucm_stop_report *report);

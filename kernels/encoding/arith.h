@@ -8,8 +8,8 @@
 
 /* ---- elements of 16 bits ---- */
 
-/* x rounded to nearest even. What is past the largest finite value becomes that, with its sign,
- * infinities too; NaN becomes 0x7fc0. */
+/* x rounded to nearest even. A larger x than the largest finite value becomes that, with its sign,
+ * and so do infinities. NaN becomes 0x7fc0. */
 UCM_HD uint32_t ucm_bf16_encode(float x)
 {
     uint32_t u = ucm_f32_bits(x), sign = u >> 16 & 0x8000u, rest = u & 0x7fffffffu;
@@ -55,8 +55,8 @@ UCM_HD uint32_t ucm_element_inf(uint32_t dtype)
     return dtype == UCM_ENCODING_F16 ? 0x7c00u : 0x7f80u;
 }
 
-/* What the largest magnitude of a row is gathered from, by an integer maximum: the magnitude's bits
- * as float32, but 0 of NaN and infinities. */
+/* The magnitude's bits as float32, but 0 for NaN and infinities. An integer maximum of these gives
+ * the largest magnitude of a row. */
 UCM_HD uint32_t ucm_magnitude(float x)
 {
     return ucm_not_finite(x) ? 0 : ucm_f32_bits(x) & 0x7fffffffu;
@@ -68,9 +68,9 @@ UCM_HD uint32_t ucm_magnitude(float x)
 #define UCM_FP8_NAN 0x7fu
 #define UCM_FP8_SCALE_ONE 127u
 
-/* The scale byte, k + 127, of a row whose largest magnitude (ucm_magnitude) is this: the least k
- * for which that times 2^-k rounds to a finite code. It is below 432 then; 1.6875 * 2^8 is 432.
- * Never less than what leaves each code times 2^k a value of the dtype. */
+/* The scale byte, k + 127, of a row whose largest magnitude (ucm_magnitude) is this. k is the least
+ * for which the magnitude times 2^-k rounds to a finite code. That product is below 432, which is
+ * 1.6875 * 2^8. k is large enough that each code times 2^k is a value of the dtype. */
 UCM_HD uint32_t ucm_fp8_scale(uint32_t dtype, uint32_t largest)
 {
     uint32_t least = dtype == UCM_ENCODING_F16 ? 112u : 3u;
@@ -129,8 +129,8 @@ UCM_HD uint32_t ucm_fp8_decode(uint32_t dtype, uint32_t code, float power)
 #define UCM_INT8_INF 127
 #define UCM_INT8_NAN (-128)
 
-/* The scale, bf16 bits, of elements whose largest magnitude (ucm_magnitude) is this: a normal
- * number, so that 1 / scale is finite. */
+/* The scale, as bf16 bits, of elements whose largest magnitude (ucm_magnitude) is this. It is a
+ * normal number, so that 1 / scale is finite. */
 UCM_HD uint32_t ucm_int8_scale(uint32_t largest)
 {
     uint32_t s = ucm_scale(ucm_f32(largest), UCM_INT8_STEPS);
@@ -148,8 +148,8 @@ UCM_HD uint32_t ucm_int8_run(const struct ucm_encoding_spec *spec, uint32_t tens
     return spec->run == 0 || spec->run > s->tokens ? s->tokens : spec->run;
 }
 
-/* reciprocal: 1 / scale, rounded. A finite x is at most 126 scales, and so is the product, but for
- * rounding errors that rint removes. */
+/* reciprocal: 1 / scale, rounded. A finite x is at most 126 scales. So is the product, except for
+ * rounding errors, which rint removes. */
 UCM_HD int32_t ucm_int8_encode(float x, float reciprocal)
 {
     if (ucm_is_nan(x))
@@ -175,8 +175,8 @@ UCM_HD uint32_t ucm_int8_decode(uint32_t dtype, int32_t code, float scale)
 #define UCM_Q4_ROTATION_MIN 16u
 #define UCM_Q4_ROTATION_MAX 128u
 
-/* Channels of a group: a rotation of its own and a scale. The largest power of two that divides
- * dim. */
+/* Channels of a group, which has a rotation and a scale of its own. The largest power of two that
+ * divides dim. */
 UCM_HD uint32_t ucm_q4_rotation(uint32_t dim)
 {
     uint32_t power = dim & (~dim + 1);
@@ -190,10 +190,10 @@ UCM_HD uint64_t ucm_q4_signs(uint64_t seed, uint32_t word)
     return ucm_mix64(seed + UINT64_C(0x9e3779b97f4a7c15) * (word + 1));
 }
 
-/* K is levelled before its rotation: a channel whose largest value stands out in its tile is divided
- * by 2^shift, so that it does not set the scale of all others. exponent: of that value as float32
- * (its ucm_magnitude >> 23); median: the least number that at least half the group's exponents are
- * not above. */
+/* K is levelled before its rotation. A channel whose largest value stands out in its tile is
+ * divided by 2^shift, so that it does not set the scale of all others. exponent: of that value as
+ * float32 (its ucm_magnitude >> 23). median: the least number that at least half of the group's
+ * exponents do not exceed. */
 UCM_HD uint32_t ucm_q4_shift(uint32_t exponent, uint32_t median)
 {
     uint32_t level = median + 2;
@@ -209,7 +209,7 @@ UCM_HD float ucm_q4_factor(uint32_t shift, uint32_t negated)
     return ucm_f32((127 + shift) << 23 | negated << 31);
 }
 
-/* What that, multiplied, makes 1: exact, and so is its product with any element. */
+/* The reciprocal of that. It is exact, and so is its product with any element. */
 UCM_HD float ucm_q4_divisor(uint32_t shift, uint32_t negated)
 {
     return ucm_f32((127 - shift) << 23 | negated << 31);
@@ -226,8 +226,8 @@ UCM_HD int32_t ucm_q4_level(uint32_t code)
 #define UCM_Q4_PART 0x3bf2b9d6u /* the float nearest to 1 / 135 */
 #define UCM_Q4_SCALE_LEAST 0x1p-100f
 
-/* The scale, bf16 bits, of a group whose largest magnitude is a, finite. 0: all of it counts as
- * 0. */
+/* The scale, as bf16 bits, of a group whose largest magnitude is a, which is finite. 0: the whole
+ * group counts as 0. */
 UCM_HD uint32_t ucm_q4_scale(float a)
 {
     uint32_t s = ucm_bf16_encode(a * ucm_f32(UCM_Q4_PART));
@@ -246,7 +246,8 @@ UCM_HD uint32_t ucm_q4_code(float y, float reciprocal)
     return (y < 0 ? 8u : 0u) | index;
 }
 
-/* A group's centre is dropped unless what it leaves of each row is at most this much larger. */
+/* A group's centre is dropped if the remainder of any row is larger than the row by more than
+ * this. */
 #define UCM_Q4_CENTRE_MOST 1.25f
 
 /* ---- lossless ---- */

@@ -32,8 +32,8 @@ struct lossless {
     }
 };
 
-/* The first items and planes, as each CTA keeps them: items lie in the host's memory, and each read of
- * one takes as long as many tiles. */
+/* The first items and planes, as each CTA keeps them. Items lie in the host's memory, and each read
+ * of one takes as long as many tiles. */
 #define KEPT_ITEMS 128u
 #define KEPT_PLANES 128u
 
@@ -57,13 +57,15 @@ static __device__ __forceinline__ void keep(struct kept *kept, const struct job 
     __syncthreads();
 }
 
-/* What all lanes of a warp have, in a way that the compiler sees it: shuffles then need no branches. */
+/* A value that all lanes of a warp have, in a form that shows it to the compiler. Shuffles then
+ * need no branches. */
 static __device__ __forceinline__ uint32_t uniform(uint32_t x)
 {
     return __shfl_sync(ALL, x, 0);
 }
 
-/* Where a warp is among the tiles of all tensors: it goes on by a step that has the same digits. */
+/* Where a warp is among the tiles of all tensors. It advances by a step that has the same
+ * digits. */
 struct cursor {
     uint32_t tile, plane, item;
 };
@@ -165,7 +167,7 @@ static __device__ __forceinline__ void q4_read_any(struct q4_encoded *c, struct 
         q4_read<false, true>(c, shared, u, *spot, l);
 }
 
-/* Each unit is read while the one before is decoded. */
+/* Reads each unit while it decodes the one before. */
 template <uint32_t D>
 static __device__ __forceinline__ void q4_load(const struct job &job,
                                                const struct ucm_encoding_spec &spec, uint32_t tiles)
@@ -302,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(UCM_ENCODING_THREADS)
     }
 }
 
-/* The same of long tensors: several CTAs each. */
+/* The same for long tensors, with several CTAs each. */
 extern "C" __global__ void __launch_bounds__(UCM_ENCODING_THREADS)
     ucm_encoding_lossless_bf16_dump_long(const struct ucm_encoding_plane *planes, uint32_t n_planes,
                                          const struct ucm_copy_item *items, uint32_t n_items,

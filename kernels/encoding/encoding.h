@@ -1,11 +1,11 @@
 /* Encodings: smaller forms of KV, a K/V tensor of a layer at a time.
  *
  * A layer is one or two K/V tensors, K then V (MLA: one). A K/V tensor is tokens x heads rows of
- * dim elements, contiguous. Its encoded form is contiguous, as long for any contents, and a
- * multiple of 16 bytes; the forms of a layer's tensors follow one another. docs/design/encodings.md
- * defines every byte and every rounding, so that this code, its SIMD and CUDA forms and
- * implementations by others give the same bits. The scalar arithmetic that C and CUDA share is in
- * kernels/encoding/arith.h.
+ * dim elements, contiguous. Its encoded form is contiguous, has the same length for any contents,
+ * and is a multiple of 16 bytes. The forms of a layer's tensors follow one another.
+ * docs/design/encodings.md defines every byte and every rounding, so that this code, its SIMD and
+ * CUDA forms and implementations by others give the same bits. The scalar arithmetic that C and
+ * CUDA share is in kernels/encoding/arith.h.
  *
  * Promise: nothing here allocates, locks, keeps state or fails, so any number of threads may encode
  * and decode. Encoding reads the tensor's raw bytes and writes all of its encoded bytes; any
@@ -51,7 +51,7 @@ enum ucm_encoding_order {
     UCM_ENCODING_HND = 1, /* row h * tokens + t is */
 };
 
-enum ucm_encoding_axis { /* int8: what has a scale in K */
+enum ucm_encoding_axis { /* int8: what has a scale of its own in K */
                          UCM_ENCODING_AXIS_ROW = 0,
                          UCM_ENCODING_AXIS_CHANNEL =
                              1, /* a channel of a head, over a run of tokens */
@@ -73,8 +73,9 @@ struct ucm_encoding_spec {
     uint32_t n_tensors; /* 1 or 2 */
     struct ucm_encoding_tensor tensor[UCM_ENCODING_TENSORS_MAX];
     uint32_t axis; /* int8: enum ucm_encoding_axis */
-    uint32_t run;  /* int8, a scale a channel: tokens of K that share it, those of a layer where a
-                      tensor has several; the last run can be shorter. 0: the tensor's */
+    uint32_t run;  /* int8 with a scale a channel: tokens of K that share it. Where a tensor has
+                    * several layers, these are a layer's; the last run can be shorter. 0: all of
+                    * the tensor's */
     uint64_t seed; /* q4: of the signs */
 };
 
@@ -94,8 +95,8 @@ uint64_t ucm_encoding_raw_layer_bytes(const struct ucm_encoding_spec *spec);
 uint64_t ucm_encoding_layer_bytes(const struct ucm_encoding_spec *spec);
 
 /* The spec in fixed-width little-endian fields, which encoding.open hashes into a namespace's
- * fingerprint. Fields that do not change the encoded bytes are 0 in it, so specs that mean the same
- * have the same form. By offset; u32 unless noted:
+ * fingerprint. Fields that do not change the encoded bytes are 0, so specs that mean the same have
+ * the same form. By offset; u32 unless noted:
  *   0   1, the version of this list
  *   4   number of the encoding, and 8 its version
  *   12  dtype of raw elements
@@ -109,8 +110,8 @@ uint64_t ucm_encoding_layer_bytes(const struct ucm_encoding_spec *spec);
 #define UCM_ENCODING_IDENTITY_BYTES 96
 void ucm_encoding_identity(const struct ucm_encoding_spec *spec,
                            uint8_t out[UCM_ENCODING_IDENTITY_BYTES]);
-/* The inverse, of any bytes: 0 and a spec that ucm_encoding_check accepts and whose identity these
- * bytes are, or -EINVAL. */
+/* The inverse, for any bytes. 0 and a spec that ucm_encoding_check accepts and that has these bytes
+ * as its identity; or -EINVAL. */
 int ucm_encoding_parse(const uint8_t bytes[UCM_ENCODING_IDENTITY_BYTES],
                        struct ucm_encoding_spec *out);
 
@@ -122,13 +123,13 @@ void ucm_encode(const struct ucm_encoding_spec *spec, uint32_t tensor, const voi
 void ucm_decode(const struct ucm_encoding_spec *spec, uint32_t tensor, const void *encoded,
                 void *raw);
 
-/* Whether the encoding could hold what was encoded. Only lossless can say no, of contents that it
- * would not make smaller; what such a tensor decodes to is not what was encoded. */
+/* Whether the encoding could hold what was encoded. Only lossless can say no, for contents that it
+ * would not make smaller. Such a tensor does not decode to what was encoded. */
 bool ucm_encoding_fits(const struct ucm_encoding_spec *spec, uint32_t tensor, const void *encoded);
 
 /* ---- encodings ---- */
 
-/* One file and one line in spec.c each. These functions are the reference: ucm_encode and
+/* Each has one file, and one line in spec.c. These functions are the reference. ucm_encode and
  * ucm_decode may run a faster form, which gives the same bits. */
 struct ucm_encoding_method {
     uint32_t number, version;
@@ -157,7 +158,7 @@ const struct ucm_encoding_method *ucm_encoding_method_named(const char *name);
 
 /* ---- planes ---- */
 
-/* A tensor in the pages of a region, and in the slots of its namespace: block b's raw form is at
+/* A tensor in the pages of a region, and in the slots of its namespace. Block b's raw form is at
  * base + b * stride, its encoded form at slot_offset in the slot. */
 struct ucm_encoding_plane {
     uint64_t base, stride, slot_offset;

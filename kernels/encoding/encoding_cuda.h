@@ -1,19 +1,21 @@
-/* The CUDA form of the encodings: kernels that encode a dump's pages into encoded tensors and decode
- * a load's encoded tensors into pages, block by block and plane by plane as copy.cu walks them. The
- * encoded side is a slot in pinned memory or an item of an entry in the GPU's own; the raw side is
- * a worker's paged KV memory. Bits equal those of ucm_encode and ucm_decode.
+/* The CUDA form of the encodings. Kernels encode a dump's pages into encoded tensors, and decode a
+ * load's encoded tensors into pages. They go block by block and plane by plane, as copy.cu does.
+ * The encoded side is a slot in pinned memory, or an item of a staging ring's entry in the GPU's
+ * memory. The raw side is a worker's paged KV memory. Bits equal those of ucm_encode and
+ * ucm_decode.
  *
  * Promise, as copy.h's: of the given items and planes a kernel touches only [slot + slot_offset, +
  * bytes) and [base + block * stride, + the tensor's raw bytes). Any bytes decode to something.
  * Pages, slots, items and slot_offset are multiples of 16; fp8 and int8 take any pages.
  *
  * A kernel is named ucm_encoding_METHOD_DTYPE_load or _dump by ucm_encoding_kernel_name. Launch it
- * with ucm_encoding_ctas CTAs of UCM_ENCODING_THREADS and these arguments, the arrays in memory that the GPU can read:
+ * with ucm_encoding_ctas CTAs of UCM_ENCODING_THREADS and these arguments, the arrays in memory
+ * that the GPU can read:
  * - const struct ucm_encoding_plane *planes, uint32_t n_planes
  * - const struct ucm_copy_item *items, uint32_t n_items
  * - struct ucm_encoding_spec spec, which ucm_encoding_check has accepted
  * - uint32_t tiles: ucm_encoding_tiles(&spec)
- * Of a module's kernels that ucm_encoding_alone names only one may run at a time. */
+ * Of a module's kernels that ucm_encoding_alone names, only one may run at a time. */
 #ifndef UCM_KERNELS_ENCODING_CUDA_H
 #define UCM_KERNELS_ENCODING_CUDA_H
 
@@ -32,7 +34,7 @@
 #define UCM_ENCODING_TILE_COLUMNS 256u    /* int8 with a scale a channel: of a run */
 #define UCM_ENCODING_DIM_VECTOR 1024u     /* longer rows go element by element */
 
-/* Rows of a tile: what one warp codes at a time. A power of two. */
+/* Rows of a tile, which one warp encodes or decodes at a time. A power of two. */
 UCM_HD uint32_t ucm_encoding_tile_rows(uint32_t dim)
 {
     uint32_t rows = UCM_ENCODING_TILE_ROWS;
@@ -72,7 +74,8 @@ UCM_HD uint32_t ucm_encoding_tiles(const struct ucm_encoding_spec *spec)
     return most;
 }
 
-/* lossless: parts of a tensor that CTAs can encode each by itself, since no base is of two of them. */
+/* lossless: parts of a tensor that CTAs can encode independently, since no two of them share a
+ * base. */
 #define UCM_LOSSLESS_RUN 128u /* tokens, of a part of one head */
 UCM_HD uint32_t ucm_lossless_units(const struct ucm_encoding_tensor *s)
 {
@@ -81,7 +84,8 @@ UCM_HD uint32_t ucm_lossless_units(const struct ucm_encoding_tensor *s)
     return s->heads * ((s->tokens + UCM_LOSSLESS_RUN - 1) / UCM_LOSSLESS_RUN);
 }
 
-/* Is a tensor too much for one CTA? Vectors of 8 elements must not reach over a unit's end. */
+/* Whether a tensor is too much for one CTA. Vectors of 8 elements must not reach over a unit's
+ * end. */
 static inline bool ucm_lossless_long(const struct ucm_encoding_spec *spec)
 {
     bool is_long = false;
@@ -95,8 +99,9 @@ static inline bool ucm_lossless_long(const struct ucm_encoding_spec *spec)
     return is_long;
 }
 
-/* q4's loads and lossless dumps compute most. q4's dumps compute more still: fewer CTAs have several units for each
- * warp, and disturb a worker's kernels less: 256 let matrix products on an H200 keep 0.86, 384 0.83. */
+/* q4's loads and lossless dumps compute most. q4's dumps compute even more. With fewer CTAs each
+ * warp has several units, and a worker's kernels are disturbed less. With 256 CTAs, matrix products
+ * on an H200 keep 0.86 of their speed, with 384 CTAs 0.83. */
 UCM_HD uint32_t ucm_encoding_ctas(const struct ucm_encoding_spec *spec,
                                   enum ucm_copy_direction direction)
 {

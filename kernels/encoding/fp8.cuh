@@ -1,5 +1,5 @@
-/* fp8, eight elements at a time. What is rare (NaN, infinities, scales beyond those of sane rows) goes
- * by the scalar text of arith.h. */
+/* fp8, eight elements at a time. Rare values (NaN, infinities, scales beyond those of sane rows)
+ * take the scalar code of arith.h. */
 #ifndef UCM_KERNELS_ENCODING_FP8_CUH
 #define UCM_KERNELS_ENCODING_FP8_CUH
 
@@ -26,8 +26,8 @@ template <uint32_t D> struct fp8 {
         return ucm_fp8_decode(D, code, ucm_fp8_power(scale));
     }
 
-    /* Two codes, b's above a's. The instruction makes infinities the largest code, which is what they
-     * are here, and NaN 0x7f; no finite value of a row reaches either. */
+    /* Two codes, b's above a's. The instruction makes infinities the largest code, which is right
+     * here, and NaN 0x7f. No finite value of a row reaches either. */
     static __device__ __forceinline__ uint32_t encode_pair(float a, float b)
     {
 #if __CUDA_ARCH__ >= 890
@@ -54,8 +54,8 @@ template <uint32_t D> struct fp8 {
         return make_uint2(encode_word(x.x, x.y, m), encode_word(x.z, x.w, m));
     }
 
-    /* A code moved to the dtype's bits is its value times a power of two, denormals too; one product
-     * gives the element. */
+    /* A code moved to the dtype's bits is its value times a power of two, also for denormals. One
+     * product gives the element. */
     static __device__ __forceinline__ uint32_t pair_decode(uint32_t two, uint32_t factor)
     {
         const uint32_t down = D == UCM_ENCODING_BF16 ? 4 : 1;
@@ -70,7 +70,7 @@ template <uint32_t D> struct fp8 {
         return r;
     }
 
-    /* Is any of the four codes an infinity or NaN? */
+    /* Whether any of the four codes is an infinity or NaN. */
     static __device__ __forceinline__ uint32_t special(uint32_t codes)
     {
         uint32_t rest = ~codes & 0x7e7e7e7eu;

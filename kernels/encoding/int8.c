@@ -1,5 +1,5 @@
-/* int8: codes of all rows, then bf16 scales: one of each row, or in K one of each run's, head's and
- * channel. */
+/* int8: codes of all rows, then bf16 scales. There is one for each row, or in K one for each run,
+ * head and channel. */
 #include "kernels/encoding/arith.h"
 #include "kernels/encoding/method.h"
 

@@ -30,7 +30,7 @@ template <uint32_t D> struct int8 {
         return ucm_int8_decode(D, (int8_t)code, ucm_bf16_decode(scale));
     }
 
-    /* The integer of a finite value is in the low bits of the sum that rounds it. */
+    /* The sum that rounds a finite value has the integer in its low bits. */
     static __device__ __forceinline__ uint32_t encode_fast(float x, float r)
     {
         return __float_as_uint(x * r + 0x1.8p23f);
@@ -65,7 +65,8 @@ template <uint32_t D> struct int8 {
         return make_uint2(encode_word(x.x, x.y, r, r, r, r), encode_word(x.z, x.w, r, r, r, r));
     }
 
-    /* Byte b of four, as a float: it is put under the exponent of 2^23, offset so that it is positive. */
+    /* Byte b of four, as a float. It is put under the exponent of 2^23, with an offset that makes
+     * it positive. */
     template <uint32_t B> static __device__ __forceinline__ float code_float(uint32_t flipped)
     {
         return __uint_as_float(__byte_perm(flipped, 0x4b000000u, 0x7540 + B)) - 8388736.0f;
@@ -116,8 +117,8 @@ template <uint32_t D> struct int8 {
 
 /* ---- a scale a channel ---- */
 
-/* Columns: channel c of head h is column h * dim + c. A tile has UCM_ENCODING_TILE_COLUMNS of them, over
- * the tokens of a run; a lane has eight, or one after another if rows are not aligned. */
+/* Columns: channel c of head h is column h * dim + c. A tile has UCM_ENCODING_TILE_COLUMNS of them,
+ * over the tokens of a run; a lane has eight, or one after another if rows are not aligned. */
 struct columns {
     uint64_t raw, encoded, scales;    /* scales: the run's */
     uint32_t tokens, from, of_head;   /* of the run; its first; of the tensor */

@@ -1,6 +1,6 @@
-/* lossless: a warp decodes UCM_ENCODING_TILE_ELEMENTS elements of a tensor and applies the escapes among
- * them; a CTA encodes a whole tensor, because its list of escapes is in the elements' order
- * (lossless_units.cuh: or a part of it). Pages begin at multiples of 16. */
+/* lossless. A warp decodes UCM_ENCODING_TILE_ELEMENTS elements of a tensor and applies the escapes
+ * among them. A CTA encodes a whole tensor, because its list of escapes is in the elements' order.
+ * In lossless_units.cuh it encodes a part of one. Pages begin at multiples of 16. */
 #ifndef UCM_KERNELS_ENCODING_LOSSLESS_CUH
 #define UCM_KERNELS_ENCODING_LOSSLESS_CUH
 
@@ -40,7 +40,7 @@ struct lossless_tensor {
         list = bases + aligned16(n_bases);
         end = list + aligned16(4 + 4ull * room);
     }
-    /* Which base the element of that number has. */
+    /* Which base the element with that number has. */
     __device__ __forceinline__ uint32_t base_of(uint32_t element) const
     {
         uint32_t row = dim_of.of(element), outer = inner.of(row), rest = row - outer * inner.d;
@@ -52,8 +52,8 @@ struct lossless_tensor {
 
 /* ---- decoding ---- */
 
-/* Two elements: their rests in the low bytes of the halves of `rest`, their codes likewise; base in both
- * halves. */
+/* Two elements. Their rests are in the low bytes of the halves of `rest`, their codes likewise;
+ * base is in both halves. */
 static __device__ __forceinline__ uint32_t lossless_pair(uint32_t rest, uint32_t codes,
                                                          uint32_t base)
 {
@@ -79,7 +79,7 @@ static __device__ __forceinline__ uint4 lossless_vector(uint2 rest, uint32_t cod
         lossless_pair(__byte_perm(rest.y, 0, 0x4342), lossless_codes(codes >> 24), base));
 }
 
-/* An element by itself: where a vector has several bases, or is cut off. */
+/* An element by itself, for vectors that have several bases, or are cut off. */
 static __device__ void lossless_element(const struct lossless_tensor &s, uint32_t i)
 {
     uint32_t byte = __ldcs((const uint8_t *)s.codes + i / 2),
@@ -90,7 +90,8 @@ static __device__ void lossless_element(const struct lossless_tensor &s, uint32_
     __stcs((uint16_t *)s.raw + i, (uint16_t)ucm_lossless_element(e, rest));
 }
 
-/* Applies the entries for elements first .. end, which this warp has written, in their order. */
+/* Applies the list's entries for elements first .. end, which this warp has written, in their
+ * order. */
 static __device__ __forceinline__ void lossless_apply(const struct lossless_tensor &s,
                                                       uint32_t first, uint32_t end, uint32_t lane)
 {
@@ -152,7 +153,7 @@ static __device__ __forceinline__ void lossless_decode(const struct lossless_ten
 
 /* ---- encoding ---- */
 
-/* The larger exponents, but for 255, of two elements each. */
+/* The larger exponents, except 255, of two elements each. */
 static __device__ __forceinline__ uint32_t lossless_larger(uint32_t most, uint32_t two)
 {
     uint32_t e = two >> 7 & 0x00ff00ffu, full = (e + 0x00010001u) & 0x01000100u;
@@ -189,7 +190,8 @@ static __device__ __forceinline__ uint32_t lossless_base(const struct lossless_t
 }
 
 #define LOSSLESS_WARPS (UCM_ENCODING_THREADS / LANES)
-#define LOSSLESS_FOUND 128u /* escapes that a warp keeps; where there are more it looks for them twice */
+#define LOSSLESS_FOUND 128u /* escapes that a warp keeps; if there are more, it looks for them
+                             * twice */
 
 struct lossless_shared {
     uint8_t bases[LOSSLESS_BASES];
@@ -203,7 +205,7 @@ struct lossless_all {
     const struct lossless_tensor &s;
     const struct lossless_shared *shared;
     uint32_t first, end;   /* elements */
-    uint32_t entry, room;  /* of the list: where theirs begin, and how many there may be */
+    uint32_t entry, room;  /* where their entries begin in the list, and how many there may be */
 
     __device__ __forceinline__ lossless_all(const struct lossless_tensor &of,
                                             const struct lossless_shared *kept)
@@ -219,15 +221,15 @@ struct lossless_all {
     }
 };
 
-/* Two elements' codes in the low bits of the halves; base in both halves. Adds what is not 0 to *escapes if
- * one is an escape. */
+/* Two elements' codes in the low bits of the halves; base is in both halves. If one is an escape,
+ * it adds a number that is not 0 to *escapes. */
 static __device__ __forceinline__ uint32_t lossless_code_pair(uint32_t two, uint32_t base,
                                                               uint32_t *escapes)
 {
     uint32_t e = two >> 7 & 0x00ff00ffu, below, far, some;
 
     below = __vminu2((base + 0x01000100u - e) ^ 0x01000100u, 0x000e000eu); /* past base: 256 up */
-    some = (e + 0x00ff00ffu) & 0x01000100u; /* exponents but for 0 */
+    some = (e + 0x00ff00ffu) & 0x01000100u; /* exponents except 0 */
     some -= some >> 8;
     far = (below + 0x00020002u) & 0x00100010u & some;
     *escapes |= far;
@@ -289,8 +291,8 @@ static __device__ __forceinline__ uint32_t lossless_encode(const PART &part, uin
     return escapes;
 }
 
-/* Appends the escapes of the warp's lanes, in their order, to a list that has `count` and room for `room`;
- * returns how many there are with them. */
+/* Appends the escapes of the warp's lanes, in their order, to a list that has `count` and space for
+ * `room`. Returns how many there are then. */
 static __device__ __forceinline__ uint32_t lossless_append(uint32_t *list, uint32_t room,
                                                            uint32_t count, uint32_t i, uint4 x,
                                                            uint32_t escapes, uint32_t lane)
@@ -334,7 +336,8 @@ static __device__ __forceinline__ void lossless_zero(uint64_t from, uint64_t to)
         __stcs((uint8_t *)at, (uint8_t)0);
 }
 
-/* What lies between the arrays of a tensor that fits, and after its entries. Vectors were written whole. */
+/* Zeroes what lies between the arrays of a tensor that fits, and after its entries. Vectors were
+ * written whole. */
 static __device__ __forceinline__ void lossless_pad(const struct lossless_tensor &s, uint32_t count)
 {
     lossless_zero(s.encoded + (s.elements + 7ull) / 8 * 8, s.codes);
@@ -344,8 +347,8 @@ static __device__ __forceinline__ void lossless_pad(const struct lossless_tensor
         __stcs((uint32_t *)at, 0u);
 }
 
-/* Elements first .. end of the part: a warp's work. Writes their rests and codes, unless it only looks
- * for escapes; returns how many there are. */
+/* Elements first .. end of the part: a warp's work. Writes their rests and codes, unless it only
+ * looks for escapes; returns how many there are. */
 template <class PART>
 static __device__ __forceinline__ uint32_t lossless_encode_range(const PART &part, uint32_t first,
                                                                  uint32_t end, uint32_t lane,
@@ -381,8 +384,9 @@ static __device__ __forceinline__ uint32_t lossless_encode_range(const PART &par
     return count;
 }
 
-/* Each warp has `count` escapes and has kept the first of them: they go where they belong in the part's
- * list, if that has room for all. Returns the warp's place there; the sum of all warps in *total. */
+/* Each warp has `count` escapes and has kept the first of them. They go to their places in the
+ * part's list, if that has space for all. Returns the warp's place there; *total receives the sum
+ * of all warps. */
 template <class PART>
 static __device__ __forceinline__ uint32_t *lossless_merge(const PART &part,
                                                            struct lossless_shared *shared,
@@ -404,9 +408,9 @@ static __device__ __forceinline__ uint32_t *lossless_merge(const PART &part,
     return list;
 }
 
-/* The part's rests, codes and entries; returns how many escapes there are: more than its room, and no entry
- * was written. By the whole CTA, which knows the bases; each warp has a run of elements, so that its
- * escapes follow those of the warp before. */
+/* Writes the part's rests, codes and entries. Returns how many escapes there are; if they exceed
+ * the space in the list, no entry was written. By the whole CTA, which knows the bases. Each warp
+ * has a run of elements, so that its escapes follow those of the warp before. */
 template <class PART>
 static __device__ __forceinline__ uint32_t lossless_encode_part(const PART &part,
                                                                 struct lossless_shared *shared)

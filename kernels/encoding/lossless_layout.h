@@ -36,14 +36,14 @@ static inline void lossless_pad(const struct lossless_layout *l, uint32_t count,
     encoding_put32(encoded + l->list, count);
 }
 
-/* The tensor has more escapes than room. */
+/* The tensor has more escapes than fit. */
 static inline void lossless_unfit(const struct lossless_layout *l, uint8_t *encoded)
 {
     memset(encoded, 0, encoding_align(l->end));
     encoding_put32(encoded + l->list, UCM_LOSSLESS_UNFIT);
 }
 
-/* The exponents of escapes, over what their codes gave. */
+/* Writes the exponents of escapes over what their codes gave. */
 static inline void lossless_apply(const struct lossless_layout *l, const uint8_t *encoded,
                                   uint8_t *raw)
 {

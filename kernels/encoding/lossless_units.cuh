@@ -1,19 +1,19 @@
-/* lossless: tensors of many tokens, by several CTAs. An engine may keep all layers of a block next to each other, as one
- * tensor. A CTA encodes a unit of it: neighbouring elements that share no base with others'. A unit's share of the list
- * begins where it would if each 128 elements before had one escape; the tensor's last CTA closes the gaps. If a share is
- * too small, that one encodes the tensor again, by
- * itself. */
+/* lossless: tensors of many tokens, by several CTAs. An engine may keep all layers of a block next
+ * to each other, as one tensor. A CTA encodes a unit of it: neighbouring elements that share no
+ * base with other units. A unit's share of the list begins where it would if each 128 elements
+ * before had one escape. The tensor's last CTA closes the gaps. If a share is too small, that CTA
+ * encodes the tensor again, by itself. */
 #ifndef UCM_KERNELS_ENCODING_LOSSLESS_UNITS_CUH
 #define UCM_KERNELS_ENCODING_LOSSLESS_UNITS_CUH
 
 #include "kernels/encoding/lossless.cuh"
 
-#define LOSSLESS_KEPT 8u /* entries that a lane moves in one go */
+#define LOSSLESS_KEPT 8u /* entries that a lane moves at once */
 #define LOSSLESS_TENSORS 1024u
 #define LOSSLESS_UNITS 16384u
 
-/* State of a launch's tensors: CTAs that are done, 0 before and after it; escapes of each unit. A module's dumps run one
- * after another, so one launch has them. */
+/* State of a launch's tensors: CTAs that are done, 0 before and after the launch; and the escapes
+ * of each unit. A module's dumps run one after another, so only one launch uses it. */
 static __device__ uint32_t lossless_done[LOSSLESS_TENSORS];
 static __device__ uint32_t lossless_counts[LOSSLESS_UNITS];
 
@@ -53,7 +53,7 @@ struct lossless_unit {
     }
 };
 
-/* The whole CTA; returns the escapes, or more than the room. */
+/* By the whole CTA. Returns the escapes, or more than fit. */
 static __device__ __forceinline__ uint32_t lossless_encode_unit(const struct lossless_unit &unit,
                                                                 struct lossless_shared *shared)
 {
@@ -72,15 +72,15 @@ static __device__ __forceinline__ uint32_t lossless_encode_unit(const struct los
     return lossless_encode_part(unit, shared);
 }
 
-/* What is rare must not cost the others registers. */
+/* The rare case must not take registers from the others. */
 static __device__ __noinline__ void lossless_encode_alone(const struct lossless_tensor &s,
                                                           struct lossless_shared *shared)
 {
     lossless_encode_tensor(s, shared);
 }
 
-/* Moves the units' entries together, in place, WARPS units at a time: none begins before those in front of it end, so
- * what is read before it is written over is in registers. */
+/* Moves the units' entries together, in place, WARPS units at a time. No unit begins before those
+ * in front of it end. So entries are in registers before others overwrite them. */
 static __device__ __noinline__ void lossless_join(const struct lossless_tensor &s,
                                                      struct lossless_shared *shared,
                                                      const uint32_t *counts, uint32_t n_units)
@@ -146,8 +146,8 @@ static __device__ __forceinline__ void lossless_encode_split(const struct lossle
     lossless_join(s, shared, counts, n_units);
 }
 
-/* How many units the largest of the launch's tensors has; 1: what units tell each other has no place, each tensor is one
- * CTA's. */
+/* How many units the largest of the launch's tensors has. 1: there is no space for the units'
+ * state, so one CTA encodes each tensor. */
 static __device__ __forceinline__ uint32_t lossless_split(const struct ucm_encoding_spec &spec,
                                                           uint64_t tensors)
 {

@@ -10,7 +10,8 @@
 int encoding_refuse(char why[UCM_ENCODING_WHY], const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Each array of a tensor's encoded form begins at a multiple of this; what lies between is 0. */
+/* Each array of a tensor's encoded form begins at a multiple of this. Bytes between arrays are
+ * 0. */
 #define ENCODING_ALIGN 16u
 
 static inline uint64_t encoding_align(uint64_t bytes)
@@ -79,7 +80,7 @@ static inline uint32_t encoding_row(const struct ucm_encoding_tensor *s, uint32_
     return s->order == UCM_ENCODING_NHD ? token * s->heads + head : head * s->tokens + token;
 }
 
-/* Elements from a token to the next one of the same head. */
+/* Elements from a token to the next of the same head. */
 static inline uint64_t encoding_token_step(const struct ucm_encoding_tensor *s)
 {
     return (uint64_t)s->dim * (s->order == UCM_ENCODING_NHD ? s->heads : 1);

@@ -1,5 +1,5 @@
-/* q4: each group of channels is rotated and quantised to 4 bits; K's channels are levelled before, and
- * the centre of their tile is subtracted after the rotation. */
+/* q4: each group of channels is rotated and quantised to 4 bits. K's channels are levelled before
+ * the rotation, and the centre of their tile is subtracted after it. */
 #include "kernels/encoding/q4_layout.h"
 
 #define GROUP UCM_Q4_ROTATION_MAX
@@ -27,8 +27,8 @@ static bool uses_order(const struct ucm_encoding_spec *spec, uint32_t tensor)
     return s->kind == UCM_ENCODING_K && encoding_order_matters(s);
 }
 
-/* One group: its first channel, how many there are, and what each is divided by before the rotation:
- * 2^shift, or its negative. */
+/* One group: its first channel, the number of channels, and what each is divided by before the
+ * rotation (2^shift, or its negative). */
 struct group {
     uint32_t first, n;
     float factor[GROUP];
@@ -39,7 +39,7 @@ static uint32_t nibble(const uint8_t *bytes, uint32_t i)
     return bytes[i / 2] >> 4 * (i % 2) & 15u;
 }
 
-/* shifts: those of the group's channels; NULL: 0. */
+/* shifts: those of the group's channels; NULL: all 0. */
 static struct group group_of(const struct ucm_encoding_spec *spec, uint32_t first, uint32_t n,
                              const uint8_t *shifts)
 {
@@ -60,7 +60,7 @@ static float element(uint32_t dtype, const uint8_t *raw, uint32_t i)
     return ucm_element_decode(dtype, encoding_get16(raw + 2 * i));
 }
 
-/* The least number that at least half of n are not above. */
+/* The least number that at least half of n do not exceed. */
 static uint32_t median(const uint32_t *x, uint32_t n)
 {
     uint32_t m = 0;
@@ -123,7 +123,7 @@ static float largest(const float *y, uint32_t n)
     return most;
 }
 
-/* n values to their codes, two a byte; returns the scale. */
+/* Turns n values into codes, two a byte. Returns the scale. */
 static uint32_t quantise(const float *y, uint32_t n, uint8_t *codes)
 {
     float a = largest(y, n), reciprocal;
@@ -156,8 +156,8 @@ static bool subtract_centre(float y[][GROUP], uint32_t rows, uint32_t n, const u
     return true;
 }
 
-/* Finds the centre of a group's rows; returns its scale. The rows then are less the centre, or as
- * they were if there is none. */
+/* Finds the centre of a group's rows and subtracts it from them, or leaves them if there is none.
+ * Returns the centre's scale. */
 static uint32_t centre(float y[][GROUP], uint32_t rows, uint32_t n, uint8_t *codes)
 {
     float c[GROUP], r[UCM_Q4_TILE][GROUP], part = 1.0f / (float)rows;
@@ -238,8 +238,8 @@ static void encode(const struct ucm_encoding_spec *spec, uint32_t tensor, const 
 
 /* ---- decoding ---- */
 
-/* The group's levels, rotated back, times scale / n. The sums are of integers below 2^14, so their
- * order does not matter. */
+/* The group's levels, rotated back, times scale / n. Sums are integers below 2^14, so their order
+ * does not matter. */
 static void rotate_back(const uint8_t *codes, uint32_t n, float scale, float *u)
 {
     float part = scale * (1.0f / (float)n);

@@ -1,11 +1,11 @@
-/* q4's decoding. The transform is a product of matrices of whole numbers, which tensor cores make: of H,
- * the 128 x 128 matrix of +-1 (0 between groups), and the levels of 8 tokens. Which channels a lane
- * has is chosen so that no number has to move between lanes. With g = lane / 4 and q = lane % 4, and
- * bits counted from 0:
- * - a lane reads 32 codes of token g: channel bits 5, 6 are q; bit 4 is which half (16 codes, the
- *   block of the code), bit 3 which word of it, bit 2 which half of that.
- * - a lane writes 16 channels of tokens 2q and 2q + 1: channel bits 3, 5, 6 are g's; bit 4 is which
- *   of its two vectors, bits 1, 2 which word of that, bit 0 which half.
+/* q4's decoding. Tensor cores compute the transform, as a product of matrices of whole numbers. One
+ * is H, the 128 x 128 matrix of +-1 (0 between groups), the other the levels of 8 tokens. A lane's
+ * channels are chosen so that no number has to move between lanes. With g = lane / 4 and q = lane %
+ * 4, and bits counted from 0:
+ * - A lane reads 32 codes of token g. Channel bits 5 and 6 are q. Bit 4 is which half (16 codes,
+ *   the block of the code). Bit 3 is which word of it, and bit 2 which half of that.
+ * - A lane writes 16 channels of tokens 2q and 2q + 1. Channel bits 3, 5 and 6 are g's. Bit 4 is
+ *   which of its two vectors. Bits 1 and 2 are which word of that, and bit 0 which half.
  * The sum over bit 4 is made by additions, the others by the products. */
 #ifndef UCM_KERNELS_ENCODING_Q4_DECODE_CUH
 #define UCM_KERNELS_ENCODING_Q4_DECODE_CUH
@@ -15,19 +15,20 @@
 #define Q4_MAGIC 0x4b400000u /* 1.5 * 2^23: with an integer added, the float of that sum */
 #define Q4_MAGIC_FLOAT 12582912.0f
 
-/* H, as a lane has it: [channel bit 1 of what comes out][rows g, g + 8; then the code's bit 3];
- * minus: for codes whose bit 2 is 1, where what comes out has bit 2. */
+/* H, as a lane has it: [channel bit 1 of the result][rows g, g + 8; then the code's bit 3]. minus:
+ * for codes whose bit 2 is 1, if the result's bit 2 is 1. */
 struct q4_matrix {
     uint32_t plus[2][4], minus[2][4];
 };
 
-/* What is read of a unit. Scales are of tokens 2q and 2q + 1, for the vectors 0 and 1 written. */
+/* What a lane reads of a unit. Scales are of tokens 2q and 2q + 1, for the vectors 0 and 1 that it
+ * writes. */
 struct q4_encoded {
     uint4 codes[2], centre; /* codes: [tokens below 8 or not] */
     uint32_t scales[2][2][2], centre_scale[2], shifts[2];
 };
 
-/* Where a lane's codes and vectors lie in a tensor; many units have the same. */
+/* Where a lane's codes and vectors lie in a tensor. Many units have the same values. */
 struct q4_spot {
     uint32_t tensor, number; /* of the unit in the tensor */
     struct q4_vector in[2], out[2];
@@ -165,8 +166,8 @@ static __device__ __forceinline__ void q4_operand(uint32_t b[2][2][2], uint4 cod
     }
 }
 
-/* The sums of word `word` of both vectors, over Q4_MAGIC: [vector][row g or g + 8, of two tokens each].
- * BLOCKS: groups are of 16 channels. */
+/* The sums of word `word` of both vectors, over Q4_MAGIC: [vector][row g or g + 8, of two tokens
+ * each]. BLOCKS: groups are of 16 channels. */
 template <bool BLOCKS>
 static __device__ __forceinline__ void q4_sums(int32_t sums[2][4], const struct q4_matrix &h,
                                                const uint32_t b[2][2][2], uint32_t word)
@@ -192,8 +193,8 @@ static __device__ __forceinline__ float q4_float(int32_t sum)
     return __int_as_float(sum) - Q4_MAGIC_FLOAT;
 }
 
-/* Scales for which the quick way gives the bits: no NaN, no 0 in V, nothing overflows or is a denormal
- * before the factor. */
+/* Whether the quick way gives the right bits for these scales. They have no NaN, and no 0 in V.
+ * Nothing overflows or is a denormal before the factor. */
 template <uint32_t D, bool K> static __device__ __forceinline__ bool q4_raw(float part)
 {
     const uint32_t least = 20u << 23, most = D == UCM_ENCODING_BF16 ? 217u << 23 : 127u << 23;
@@ -217,7 +218,7 @@ static __device__ __forceinline__ uint32_t q4_pair(int32_t a, int32_t b, float p
     }
     x = __fmaf_rn(q4_float(a), part, w[0]);
     y = __fmaf_rn(q4_float(b), part, w[1]);
-    if (D == UCM_ENCODING_BF16) { /* no denormal: rounded before or after is the same */
+    if (D == UCM_ENCODING_BF16) { /* no denormal: rounding before or after is the same */
         two = element_pack<D>(x, y);
         asm("fma.rn.bf16x2 %0, %1, %2, %3;"
             : "=r"(r)
@@ -293,7 +294,7 @@ struct q4_rare {
     uint4 codes;
 };
 
-/* The same as C does it, for scales of any kind. */
+/* The same for scales of any kind, as C does it. */
 template <uint32_t D, bool K, bool BLOCKS>
 static __device__ __noinline__ void q4_decode_rare(uint4 out[2][2], const struct q4_rare &r,
                                                    const float part[2][2])
@@ -397,7 +398,7 @@ q4_decode(const struct q4_encoded &c, const struct q4_shared *shared, const stru
 
             q4_decode_half<D, K, BLOCKS>(out, l, c.codes[o], part, f);
             q4_write(out, u, at, 8 * o + 2 * l.q);
-        } else { /* of copies: what has an address lies in memory */
+        } else { /* of copies, since a variable whose address is taken lies in memory */
             const struct q4_rare rare = {l.h, l.table, f, c.codes[o]};
             const float parts[2][2] = {{part[0][0], part[0][1]}, {part[1][0], part[1][1]}};
             uint4 out[2][2];

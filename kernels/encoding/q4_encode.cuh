@@ -1,4 +1,5 @@
-/* q4's encoding: units of V, which are rows by themselves, and of K, which have a centre and shifts. */
+/* q4's encoding: units of V, whose rows are independent, and units of K, which have a centre and
+ * shifts. */
 #ifndef UCM_KERNELS_ENCODING_Q4_ENCODE_CUH
 #define UCM_KERNELS_ENCODING_Q4_ENCODE_CUH
 
@@ -65,7 +66,8 @@ static __device__ __forceinline__ void q4_encode_v(const struct q4_unit &u, cons
 
 /* ---- K: how channels are levelled ---- */
 
-/* The larger halves of `most`, which has 2 * N words, across a step of lanes: a lane keeps N of them. */
+/* Takes the larger halves of `most`, which has 2 * N words, across a step of lanes. A lane keeps N
+ * of them. */
 template <uint32_t N>
 static __device__ __forceinline__ void q4_exchange(uint32_t *most, uint32_t lane, uint32_t stride)
 {
@@ -79,8 +81,8 @@ static __device__ __forceinline__ void q4_exchange(uint32_t *most, uint32_t lane
     }
 }
 
-/* The largest finite magnitudes of four channels in all tokens: those of vector q + 4 * (r / 2), from 4 *
- * (r % 2) on. */
+/* The largest finite magnitudes of four channels in all tokens: those of vector q + 4 * (r / 2),
+ * from 4 * (r % 2) on. */
 template <uint32_t D>
 static __device__ __forceinline__ void q4_magnitudes(uint32_t four[2], const uint4 x[2][4],
                                                      uint32_t lane)
@@ -173,7 +175,8 @@ static __device__ __forceinline__ void q4_level(const struct q4_unit &u, const s
 
 /* ---- K: the centre ---- */
 
-/* Adds the tokens first .. first + 8, whose rows are in scratch, to the sums of columns 4 * lane. */
+/* Adds the tokens first .. first + 8, whose rows are in scratch, to the sums of columns 4 *
+ * lane. */
 static __device__ __forceinline__ void q4_sum(float c[4], const struct q4_scratch *scratch,
                                               uint32_t lane, uint32_t first, uint32_t tokens)
 {
@@ -229,8 +232,8 @@ static __device__ __forceinline__ void q4_centre(struct q4_centre *centre, float
         centre->z[i] = (float)(int8_t)(levels.x >> 8 * i) * s;
 }
 
-/* y less the centre; most: of what is left, for each vector's group. Bit k of the result: in this token the
- * centre serves the group of vector k. */
+/* Subtracts the centre from y. most: the largest of the remainder, for each vector's group. Bit k
+ * of the result: in this token the centre helps the group of vector k. */
 static __device__ __forceinline__ uint32_t q4_subtract(float y[4][8], uint32_t most[4],
                                                        const struct q4_tile &l, uint32_t group,
                                                        const struct q4_scratch *scratch)
@@ -314,8 +317,8 @@ static __device__ __forceinline__ void q4_find_centre(struct q4_centre *centre,
     __syncwarp();
 }
 
-/* Drops the centres of groups that one does not serve. serves: of both tokens, bit k for vector k. Returns
- * whether any was dropped. */
+/* Drops the centres of groups that they do not help. serves: for both tokens, bit k for vector k.
+ * Returns whether any was dropped. */
 static __device__ __forceinline__ bool q4_drop_centres(struct q4_centre *centre, uint32_t serves,
                                                        uint32_t lane, struct q4_scratch *scratch)
 {
@@ -329,7 +332,7 @@ static __device__ __forceinline__ bool q4_drop_centres(struct q4_centre *centre,
 
         all = i == k ? votes : all;
     }
-    __syncwarp(); /* votes order no memory: all lanes have read the centres */
+    __syncwarp(); /* votes do not order memory: all lanes have read the centres */
     if ((all >> q & 0x11111111u) != 0x11111111u) {
         centre->codes = centre->scale = 0;
         *(float4 *)&scratch->centre[4 * lane] = make_float4(0, 0, 0, 0);

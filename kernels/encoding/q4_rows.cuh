@@ -1,6 +1,6 @@
-/* q4's encoding. With r = lane / 4 and q = lane % 4 a lane has, of tokens r and r + 8, the vectors q, q + 4,
- * q + 8 and q + 12 of the unit: of the transform's steps, those over 8 and 16 channels pass between
- * lanes. Sums over tokens, whose order is defined, pass through the warp's own shared memory. */
+/* q4's encoding. r = lane / 4 and q = lane % 4. A lane has the unit's vectors q, q + 4, q + 8 and q
+ * + 12 of tokens r and r + 8. So only the transform's steps over 8 and 16 channels pass between
+ * lanes. Sums over tokens have a defined order. They pass through the warp's own shared memory. */
 #ifndef UCM_KERNELS_ENCODING_Q4_ROWS_CUH
 #define UCM_KERNELS_ENCODING_Q4_ROWS_CUH
 
@@ -25,7 +25,8 @@ template <uint32_t G> static __device__ __forceinline__ uint32_t q4_group(uint32
     return G ? G : group;
 }
 
-/* Over the lanes and vectors of a group, of what each vector has; the result is in all of them. */
+/* Reduces what each vector has over the lanes and vectors of a group. The result is in all of
+ * them. */
 static __device__ __forceinline__ void q4_group_max(uint32_t most[4], uint32_t group)
 {
     if (group >= 6) {
@@ -55,7 +56,7 @@ static __device__ __forceinline__ uint32_t q4_magnitude(float y)
     return __float_as_uint(y) & 0x7fffffffu;
 }
 
-/* Bits: those of infinity or more if one is not finite. */
+/* The result's bits are those of infinity or more if one value is not finite. */
 static __device__ __forceinline__ uint32_t q4_largest(const float y[8])
 {
     float most = fabsf(y[0]);
@@ -83,7 +84,7 @@ static __device__ __forceinline__ void q4_rotate_vector(float y[8])
             }
 }
 
-/* The step over `stride` lanes. A product with +-1 is exact: that is other + y or other - y. */
+/* The step over `stride` lanes. A product with +-1 is exact, so this is other + y or other - y. */
 static __device__ __forceinline__ void q4_rotate_lanes(float y[4][8], uint32_t lane,
                                                        uint32_t stride, bool apply)
 {
@@ -126,8 +127,8 @@ static __device__ __forceinline__ void q4_rotate(float y[4][8], uint32_t lane, u
 
 /* ---- codes ---- */
 
-/* Two values' codes, in the low bits of the halves. Rounded down to f16 they compare with the thresholds,
- * which are f16, as they did. The sum with 0 makes -0, and only that, not negative. */
+/* Two values' codes, in the low bits of the halves. The thresholds are f16, so values rounded down
+ * to f16 compare with them as before. Adding 0 makes -0, and only that, not negative. */
 static __device__ __forceinline__ uint32_t q4_code_pair(float a, float b, float reciprocal)
 {
     uint32_t two, first, second, third, at;
@@ -149,7 +150,7 @@ static __device__ __forceinline__ uint32_t q4_code_pair(float a, float b, float 
            (two >> 12 & 0x00080008u);
 }
 
-/* A reciprocal of 0 makes all codes 0. */
+/* If the reciprocal is 0, all codes are 0. */
 static __device__ __forceinline__ uint32_t q4_codes(const float y[8], float reciprocal)
 {
     uint32_t codes = 0;
@@ -169,7 +170,8 @@ static __device__ __forceinline__ float q4_reciprocal(float s)
     return __fmaf_rn(r, __fmaf_rn(-s, r, 1.0f), r);
 }
 
-/* ucm_q4_scale of a group's largest magnitude's bits, or NaN; and what its values are multiplied by. */
+/* ucm_q4_scale of the bits of a group's largest magnitude, or NaN; and the factor for its
+ * values. */
 static __device__ __forceinline__ uint32_t q4_scale(uint32_t most, float *reciprocal)
 {
     float a = __uint_as_float(most) * __uint_as_float(UCM_Q4_PART), s;

@@ -1,6 +1,7 @@
-/* q4: what a warp codes at a time, a unit: the 16 tokens of a tile by 128 columns. Column c is channel
- * c % dim of head c / dim, so that a unit holds whole groups, of one head or of several. Blocks of 16
- * columns lie in one group and are contiguous. Pages begin at multiples of 16. */
+/* q4: a warp encodes or decodes a unit at a time, which is the 16 tokens of a tile by 128 columns.
+ * Column c is channel c % dim of head c / dim. So a unit holds whole groups, of one head or of
+ * several. Blocks of 16 columns lie in one group and are contiguous. Pages begin at multiples of
+ * 16. */
 #ifndef UCM_KERNELS_ENCODING_Q4_UNIT_CUH
 #define UCM_KERNELS_ENCODING_Q4_UNIT_CUH
 
@@ -12,7 +13,8 @@
 /* Where a tensor's columns and arrays lie. Elements count from the tensor's first. */
 struct q4_tensor {
     uint32_t dim, tokens, columns, chunks, tiles; /* chunks: units side by side */
-    uint32_t per_dim;                             /* 2^32 / dim, up: c / dim is of their product */
+    uint32_t per_dim;                             /* 2^32 / dim, rounded up: c / dim comes from the
+                                                   * product with it */
     uint32_t head_step, row_step;                 /* elements: from a head, and a token, to the next */
     uint32_t group;                               /* log2 of a group's channels */
     uint32_t scales, centres, centre_scales, shifts, end; /* bytes */
@@ -25,8 +27,8 @@ struct q4_table {
     uint32_t positive[2], negative[2];
 };
 
-/* What all warps of a CTA read. The table is here so that the compiler, not knowing it, keeps it in
- * registers instead of moving constants there for each use. */
+/* What all warps of a CTA read. The table is here so that the compiler does not know its values,
+ * and keeps it in registers. Otherwise it would move constants there for each use. */
 struct q4_shared {
     struct q4_table table;
     struct q4_tensor tensor[UCM_ENCODING_TENSORS_MAX];
@@ -145,7 +147,8 @@ static __device__ __forceinline__ uint32_t q4_centre_of(const struct q4_shared *
 
 /* ---- levels ---- */
 
-/* __byte_perm takes three bits of a selector; the fourth makes a byte of the sign of the one selected. */
+/* __byte_perm takes three bits of a selector. The fourth replicates the sign of the selected
+ * byte. */
 static __device__ __forceinline__ uint32_t q4_permute(uint32_t a, uint32_t b, uint32_t select)
 {
     uint32_t r;

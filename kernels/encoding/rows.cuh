@@ -1,7 +1,7 @@
-/* How a warp walks rows. A row is one token's channels of one head; its elements are contiguous. A lane
- * holds vectors of 8 elements (16 bytes): of a row the vectors at, at + L, ... where L lanes share a
- * row and 32 / L rows pass at a time. Rows whose pages are not aligned, or whose dim is no multiple of
- * 8, go element by element. */
+/* How a warp walks rows. A row is one token's channels of one head; its elements are contiguous. A
+ * lane holds vectors of 8 elements (16 bytes). L lanes share a row, and 32 / L rows pass at a time.
+ * Of a row a lane has the vectors at, at + L, ... Rows whose pages are not aligned, or whose dim is
+ * no multiple of 8, go element by element. */
 #ifndef UCM_KERNELS_ENCODING_ROWS_CUH
 #define UCM_KERNELS_ENCODING_ROWS_CUH
 
@@ -15,7 +15,7 @@ extern "C" {
 #define LANES 32u
 #define ALL 0xffffffffu
 
-/* Data passes once: it is marked for early eviction, to leave the caches to the worker. */
+/* Data passes once, so it is marked for early eviction, to leave the caches to the worker. */
 static __device__ __forceinline__ uint32_t element_load(uint64_t at)
 {
     const uint8_t *p = (const uint8_t *)at;
@@ -61,7 +61,7 @@ template <uint32_t D> static __device__ __forceinline__ uint32_t element_finite(
     return rest & ~__vcmpgeu2(rest, dtype_bits<D>::INF);
 }
 
-/* Is any of the eight NaN or an infinity? The sum carries into bit 15 for just those. */
+/* Whether any of the eight is NaN or an infinity. The sum carries into bit 15 only for those. */
 template <uint32_t D> static __device__ __forceinline__ uint32_t element_special(uint4 x)
 {
     const uint32_t add = 0x80008000u - dtype_bits<D>::INF, rest = 0x7fff7fffu;
@@ -84,7 +84,7 @@ template <uint32_t D> static __device__ __forceinline__ float2 element_pair(uint
     return __half22float2(*(const __half2 *)&two);
 }
 
-/* Rounded to nearest even; what is past the largest finite value must not come here. */
+/* Rounds to nearest even. Values past the largest finite one must not come here. */
 template <uint32_t D> static __device__ __forceinline__ uint32_t element_pack(float low, float high)
 {
     uint32_t two;
@@ -116,7 +116,8 @@ template <uint32_t L> static __device__ __forceinline__ uint32_t group_max(uint3
     return x;
 }
 
-/* One tile: rows first .. first + n of a tensor. encoded: its first code; scales: its first scale. */
+/* One tile: rows first .. first + n of a tensor. encoded: its first code; scales: its first
+ * scale. */
 struct tile {
     uint64_t raw, encoded, scales;
     uint32_t dim, first, n, lane;
@@ -226,7 +227,7 @@ template <class M> static __device__ void decode_elements(const struct tile &t)
     }
 }
 
-/* The vectors' way for the dim of the tile. */
+/* Takes the way by vectors for the dim of the tile. */
 template <class M, bool ENCODE>
 static __device__ __forceinline__ void tile_vectors(const struct tile &t)
 {

@@ -74,7 +74,7 @@ size_t ucm_entries_bytes(const struct ucm_entries_shape *shape)
 {
     struct ucm_entries s;
 
-    /* Addresses are not looked at; they begin where ucm_entries_layout's may. */
+    /* Only sizes matter here. Addresses begin where ucm_entries_layout's may. */
     return lay_out(&s, shape, (void *)(uintptr_t)ALIGN);
 }
 
@@ -98,7 +98,7 @@ void ucm_entries_init(struct ucm_entries *s)
 
 /* ---- requests ---- */
 
-/* From now on the entry counts for this request, or for nobody. */
+/* From now on the entry counts for this request, or for none. */
 static void count_for(struct ucm_entries *s, uint32_t entry, uint32_t request)
 {
     uint32_t old = s->request[entry];
@@ -229,8 +229,8 @@ static bool may_take(const struct ucm_entries *s, uint32_t entry, uint32_t reque
            s->held[holder] > s->floor[holder];
 }
 
-/* The oldest entry of the group at the hand, which moves on to the next; UCM_ENTRIES_NONE if none
- * may be taken. */
+/* The oldest entry of the group at the hand; UCM_ENTRIES_NONE if none may be taken. The hand moves
+ * on to the next group. */
 static int32_t oldest_of_group(struct ucm_entries *s, uint32_t request, bool floors)
 {
     uint32_t first = s->step->hand++ % s->groups * UCM_ENTRIES_GROUP;
@@ -280,7 +280,7 @@ void ucm_entries_take(struct ucm_entries *s)
     }
 }
 
-/* arrived NULL: none of them. */
+/* arrived NULL: none has arrived. */
 static void end_misses(struct ucm_entries *s, const uint8_t *arrived)
 {
     uint32_t n = s->step->misses < s->shape.misses ? s->step->misses : s->shape.misses;

@@ -1,4 +1,5 @@
-/* A pool's steps on the GPU: entries_cuda.h has the order of launches and what memory order they rest on. */
+/* A pool's steps on the GPU. entries_cuda.h has the order of launches, and the memory order that
+ * they need. */
 #include "kernels/encoding/fp8.cuh"
 #include "kernels/entries/entries.cuh"
 #include "kernels/entries/entries_cuda.h"
@@ -47,7 +48,7 @@ static __device__ __forceinline__ void fence_system(void)
 
 /* ---- launches that overlap, from compute capability 9.0 on ---- */
 
-/* When all thread blocks have said so, the next launch begins, if it has the attribute. */
+/* When all thread blocks have called this, the next launch begins, if it has the attribute. */
 static __device__ __forceinline__ void let_next_begin(void)
 {
 #if __CUDA_ARCH__ >= 900
@@ -55,7 +56,7 @@ static __device__ __forceinline__ void let_next_begin(void)
 #endif
 }
 
-/* The launch that this one overlaps has ended, and all of it is seen. */
+/* Waits until the launch that this one overlaps has ended, and all of its stores are visible. */
 static __device__ __forceinline__ void await_last(void)
 {
 #if __CUDA_ARCH__ >= 900
@@ -101,7 +102,8 @@ extern "C" __global__ void __launch_bounds__(UCM_ENTRIES_CUDA_RESOLVE)
                      lists.request[sequence]);
 }
 
-/* The step's last launch, by one thread. A reader of the word's step sees what belongs to it. */
+/* The step's last launch, by one thread. A reader that sees the word's step sees the rest of the
+ * word, too. */
 extern "C" __global__ void ucm_entries_end(const __grid_constant__ struct ucm_entries s,
                                          const struct ucm_entries_attended *attended,
                                          struct ucm_entries_word *word)
@@ -159,8 +161,8 @@ struct arriving {
     bool there;
 };
 
-/* Where a miss is copied from. In a page only one layer of the block lies, so the place is that of a block whose layer lies
- * there. */
+/* Where a miss is copied from. A page has only one layer of the block, so the place is where the
+ * block would begin for that layer to lie there. */
 static __device__ __forceinline__ struct ucm_entries_place
 place_of(pool_t s, const struct ucm_entries_gather &g, uint32_t key)
 {
@@ -215,13 +217,14 @@ static __device__ __forceinline__ void copy_plane(const struct ucm_entries_plane
     }
 }
 
-/* Infinities become NaN: attention takes their code for a number. */
+/* Infinities become NaN, since attention takes their code for a number. */
 static __device__ __forceinline__ uint32_t finite_codes(uint32_t four)
 {
     return four | (((four & 0x7e7e7e7eu) + 0x02020202u) & 0x80808080u) >> 7;
 }
 
-/* One vector of a row, of which neighbouring lanes have the others: its codes, and by the row's first lane its scale. */
+/* One vector of a row; neighbouring lanes have the others. Writes its codes; the row's first lane
+ * writes the scale. */
 template <uint32_t D>
 static __device__ __forceinline__ void code_vector(uint4 x, uint32_t row_vectors, uint2 *codes,
                                                    uint8_t *scale)
@@ -289,8 +292,9 @@ static __device__ __forceinline__ void gather(pool_t s, const struct ucm_entries
     struct arriving *a = &arriving[threadIdx.x / TEAM];
     uint32_t n;
 
-    await_last();     /* the list of misses is complete, and what else attention reads */
-    let_next_begin(); /* attention, which then can't take the places of thread blocks that it waits for */
+    await_last();     /* the list of misses is complete, and so is all else that attention reads */
+    let_next_begin(); /* attention may begin; it can no longer take the places of thread blocks that
+                       * it waits for */
     n = entries_listed(s);
     for (uint32_t i = blockIdx.x + gridDim.x * (threadIdx.x / TEAM); i < n; i += teams) {
         if (thread < 32)
@@ -330,7 +334,7 @@ static __device__ __forceinline__ void gather(pool_t s, const struct ucm_entries
 
 GATHER(warp, 32, true)
 GATHER(block, UCM_ENTRIES_CUDA_GATHER, true)
-/* To be measured alongside the others, not to be used: its loads may be answered by a cache. */
+/* For measurements alongside the others only: a cache may answer its loads. */
 GATHER(warp_weak, 32, false)
 GATHER(block_weak, UCM_ENTRIES_CUDA_GATHER, false)
 
@@ -386,8 +390,8 @@ static __device__ __forceinline__ uint64_t source_of(const uint32_t *keys, const
     return 0;
 }
 
-/* Takes an entry for each miss, and fills it with bytes that the GPU's memory has: of key keys[i] at from[i], one
- * layer of its block. A warp has a miss. */
+/* Takes an entry for each miss, and fills it with bytes that the GPU's memory has. Those of keys[i]
+ * are at from[i], as one layer of its block. A warp has a miss. */
 extern "C" __global__ void __launch_bounds__(UCM_ENTRIES_CUDA_GATHER, 1)
     ucm_entries_put(const __grid_constant__ struct ucm_entries s,
                   const __grid_constant__ struct ucm_entries_gather g, const uint32_t *keys,
@@ -436,7 +440,7 @@ extern "C" __global__ void ucm_entries_forget_numbers(const __grid_constant__ st
     }
 }
 
-/* held[request] is 0 when all of its entries count for nobody. */
+/* held[request] becomes 0, since all of its entries then count for none. */
 extern "C" __global__ void ucm_entries_leave_request(const __grid_constant__ struct ucm_entries s,
                                                    uint32_t request)
 {

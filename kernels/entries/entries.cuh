@@ -1,4 +1,5 @@
-/* What kernels do with a pool's arrays; entries_cuda.h says in which order, and what may run alongside what. */
+/* What kernels do with a pool's arrays. entries_cuda.h says in which order, and what may run at
+ * once. */
 #ifndef UCM_KERNELS_ENTRIES_CUH
 #define UCM_KERNELS_ENTRIES_CUH
 
@@ -29,7 +30,7 @@ static __device__ __forceinline__ void entries_lose(const struct ucm_entries &s,
     atomicOr(&s.step->flags, UCM_ENTRIES_UNSERVED | flag);
 }
 
-/* An entry that was used counts for somebody. */
+/* An entry that was used counts for a request. */
 static __device__ __forceinline__ void entries_adopt(const struct ucm_entries &s, uint32_t entry,
                                                    uint32_t request)
 {
@@ -100,8 +101,8 @@ static __device__ __forceinline__ uint64_t entries_oldest(uint64_t age, uint32_t
     return oldest;
 }
 
-/* By the lane that looks at it: true if the entry is this step's now, and the request's. Its old holder has one less:
- * that is asked before it is certain, and given back if a floor forbids it. */
+/* By the lane that looks at it. True: the entry now belongs to this step and the request. The old
+ * holder's count is lowered before that is certain, and raised again if a floor forbids it. */
 static __device__ __forceinline__ bool entries_claim(const struct ucm_entries &s, uint32_t entry,
                                                    uint64_t age, uint64_t now, uint32_t request,
                                                    bool floors)
@@ -135,7 +136,7 @@ static __device__ __forceinline__ int32_t entries_of_group(const struct ucm_entr
     uint32_t lane = threadIdx.x % 32, entry = group * UCM_ENTRIES_GROUP + lane, first;
     bool mine = entry < s.shape.entries, taken = false;
 
-    /* Each turn a lane gives up, or another warp took an entry: 64 turns are plenty. */
+    /* In each turn a lane gives up, or another warp took an entry. So 64 turns are plenty. */
     for (uint32_t turn = 0; turn < 64; turn++) {
         uint64_t age = mine ? entries_stamp(s, entry) : ENTRIES_NEVER;
 
@@ -153,7 +154,8 @@ static __device__ __forceinline__ int32_t entries_of_group(const struct ucm_entr
     return UCM_ENTRIES_NONE;
 }
 
-/* The whole warp: an entry for a miss, whose old owner is not resident any more; or UCM_ENTRIES_NONE. */
+/* The whole warp: an entry for a miss, or UCM_ENTRIES_NONE. The entry's old key is not resident any
+ * more. */
 static __device__ __forceinline__ int32_t entries_take(const struct ucm_entries &s, uint64_t now,
                                                      const struct ucm_entries_miss &miss)
 {

@@ -17,7 +17,8 @@ UCM_HD float ucm_rope_y(float x, float y, struct ucm_rope_angle a)
     return x * a.sin + y * a.cos;
 }
 
-/* To the nearest, ties to even; past 448 and infinities: 448 with the sign; NaN: 0x7f. */
+/* Rounds to the nearest, ties to even. Values past 448 and infinities become 448 with the sign; NaN
+ * becomes 0x7f. */
 UCM_HD uint32_t ucm_rope_e4m3_encode(float x)
 {
     uint32_t sign = ucm_f32_bits(x) >> 24 & 0x80u;

@@ -1,7 +1,8 @@
-/* Loads with position shifts: see rope_cuda.h. A warp takes tiles of fragments, as copy.cu's do: rows of K, or bytes around it. Where
- * rows allow it, a tile of K moves as one run of vectors whatever of it is rotated, for the bus likes runs: each lane then has
- * the same channels of all its rows, keeps their angles in registers, and asks a neighbour for the other half of its
- * pairs. */
+/* Loads with position shifts: see rope_cuda.h. A warp takes tiles of fragments, as in copy.cu: rows
+ * of K, or bytes around it. If rows allow it, a tile of K moves as one run of vectors, whichever
+ * part of it is rotated, since runs suit the bus. Each lane then has the same channels of all its
+ * rows, and keeps their angles in registers. It gets the other half of its pairs from a
+ * neighbour. */
 extern "C" {
 #include "kernels/rope/rope_cuda.h"
 }
@@ -129,7 +130,7 @@ template <uint32_t DTYPE, bool HALVES> struct part {
     }
 };
 
-/* How many lanes a row has work for; 0: turn_slowly. */
+/* How many lanes have work in a row; 0: use turn_slowly. */
 template <uint32_t DTYPE, bool HALVES>
 static __device__ __forceinline__ uint32_t lanes_of_row(const struct ucm_rope_spec *s,
                                                         uint64_t ends)
@@ -205,7 +206,7 @@ template <uint32_t DTYPE, bool HALVES> struct column {
 #pragma unroll
         for (uint32_t i = 0; i < pairs; i++)
             angle[i] = table[at * pairs + i];
-        if (second) /* of y's it is the same function, through the other way: y cos + x sin */
+        if (second) /* for y's it is the same function the other way around: y cos + x sin */
 #pragma unroll
             for (uint32_t i = 0; i < pairs; i++)
                 angle[i].sin = -angle[i].sin;
@@ -345,7 +346,7 @@ load_all(const struct ucm_copy_plane *planes, uint32_t n_planes, const struct uc
         const struct ucm_copy_plane *plane = &planes[p];
         uint32_t behind = k + s->rows * row_bytes;
 
-        /* Items may lie in host memory: what has no bytes for a tile does not ask for one. */
+        /* Items may lie in host memory, so none is read for a tile without bytes. */
         if (t >= (k == UCM_ROPE_NO_K ? tiles_of(plane->block_bytes)
                                      : k_tiles + tiles_of(k) + tiles_of(plane->block_bytes - behind)))
             continue;
@@ -367,7 +368,7 @@ load_all(const struct ucm_copy_plane *planes, uint32_t n_planes, const struct uc
     }
 }
 
-/* The tables lie in host memory, or are read from there: once by each CTA is enough. */
+/* The tables may lie in host memory, so each CTA reads them only once. */
 extern __shared__ struct ucm_rope_angle tables_here[];
 
 static __device__ __forceinline__ void tables_take(const struct ucm_rope_angle *tables, uint32_t n)

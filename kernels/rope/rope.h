@@ -2,15 +2,16 @@
  *
  * Rotary embedding rotates each pair of a key's channels by its frequency times the token's
  * position (Su et al., "RoFormer", arXiv 2104.09864). Rotations add: K of one position becomes that
- * of another by a rotation through the difference, so a block's K serves at any position, V at all of them.
- * A factor that the model multiplies rotated K with (YaRN's) stays in it.
+ * of another by a rotation through the difference. So a block's K can serve at any position. V is
+ * the same at all positions. A factor that the model multiplies rotated K with (YaRN's) stays in
+ * it.
  *
  * docs/design/blend.md defines the angles, every rounding, and the error. This code and its CUDA
  * form give the same bits. Angles are computed here, on the host; kernels read tables of them.
  *
  * Promise: nothing here allocates, locks or keeps state, so any number of threads may call it.
- * Re-rotating reads and writes the rows of one tensor and nothing else; any value is allowed, NaN
- * and infinities too. Any alignment. */
+ * Re-rotating reads and writes only the rows of one tensor. Any value is allowed, NaN and
+ * infinities too, and any alignment. */
 #ifndef UCM_KERNELS_ROPE_H
 #define UCM_KERNELS_ROPE_H
 
@@ -47,10 +48,10 @@ enum ucm_rope_scaling {
     UCM_ROPE_LLAMA3 = 4,  /* that of Llama 3.1's models */
 };
 
-/* A tensor is `rows` rows of `dim` channels, contiguous; of each, channels [first, first + rotary)
- * are rotated, and the others stay. A row is a token of a KV head (MLA: a token, whose rotary part
- * lies after the latent). With `run` above 1 it is `run` tokens of a head, and holds those of a channel side by
- * side: channel c of token t is its element c run + t. */
+/* A tensor is `rows` rows of `dim` channels, contiguous. In each row, channels [first, first +
+ * rotary) are rotated, and the others stay. A row is a token of a KV head (MLA: a token, whose
+ * rotary part lies after the latent). With `run` above 1 it has `run` tokens of a head, those of a
+ * channel side by side. Channel c of token t is its element c run + t. */
 struct ucm_rope_spec {
     uint32_t dtype; /* enum ucm_rope_dtype */
     uint32_t rows, dim, first, rotary;
@@ -64,14 +65,15 @@ struct ucm_rope_spec {
     double fast,
         slow;     /* yarn: beta_fast and beta_slow, in rotations within `trained`: 32 and 1 where a
                           model says nothing. llama3: high_freq_factor and low_freq_factor */
-    bool whole;   /* yarn: the ramp begins and ends at whole pairs ("truncate"; so most have it) */
+    bool whole;   /* yarn: the ramp begins and ends at whole pairs ("truncate"), as in most
+                   * models */
     uint32_t run; /* 0 and 1: a row is one token. More: not on a GPU */
 };
 
-/* From where to where a run of tokens moves: the positions of its first token. Lengths are those that
- * dynamic scaling computed its frequencies for, at most UCM_ROPE_POSITION_MAX; up to `trained` they
- * all mean the same, and other kinds ignore them. Where two lengths give different frequencies a table is that
- * of the first token alone. */
+/* From where to where a run of tokens moves: the positions of its first token. Dynamic scaling
+ * computed its frequencies for the lengths, which are at most UCM_ROPE_POSITION_MAX. All lengths up
+ * to `trained` mean the same, and other kinds ignore them. If two lengths give different
+ * frequencies, a table serves the first token alone. */
 struct ucm_rope_shift {
     uint64_t old_position, new_position;
     uint64_t old_length, new_length;
@@ -84,17 +86,20 @@ struct ucm_rope_shift {
 int ucm_rope_check(const struct ucm_rope_spec *spec, char why[UCM_ROPE_WHY]);
 int ucm_rope_check_shift(const struct ucm_rope_shift *shift, char why[UCM_ROPE_WHY]);
 
-/* The number of "linear" and so on, "default" and no name (n is 0) being plain; -EINVAL: no such kind. */
+/* The number of "linear" and so on. "default" and no name (n is 0) are plain. -EINVAL: no such
+ * kind. */
 int ucm_rope_scaling_named(const char *name, uint32_t n, uint32_t *out);
 
-/* Radians a position of each pair (rotary / 2 of them), rounded to float32, as engines hold them. */
+/* Radians a position for each pair (rotary / 2 of them), rounded to float32, as engines hold
+ * them. */
 void ucm_rope_frequencies(const struct ucm_rope_spec *spec, uint64_t length, float *out);
 
 struct ucm_rope_angle {
     float cos, sin;
 };
 
-/* rotary / 2 angles of a shift. False: the shift leaves every bit as it is, and the table is unused. */
+/* Writes rotary / 2 angles of a shift. False: the shift leaves every bit as it is, and the table is
+ * unused. */
 bool ucm_rope_table(const struct ucm_rope_spec *spec, const struct ucm_rope_shift *shift,
                     struct ucm_rope_angle *out);
 

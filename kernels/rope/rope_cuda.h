@@ -1,15 +1,17 @@
-/* The CUDA form of a load with position shifts: it copies blocks from slots to pages, block by block and plane by plane as
- * copy.cu does, and re-rotates K as it writes. Bits equal those of ucm_copy_ref and ucm_rope_apply.
+/* The CUDA form of a load with position shifts. It copies blocks from slots to pages, block by
+ * block and plane by plane, as copy.cu does. It re-rotates K when it writes. Bits equal those of
+ * ucm_copy_ref and ucm_rope_apply.
  *
- * Promise, as copy.h's: of the given items and planes it touches only [slot + slot_offset, + fragment) and
- * [base + block * stride, + fragment). Any alignment; pages, slots, rows and the rotary part at multiples of
- * 16 bytes are fast.
+ * Promise, as copy.h's: of the given items and planes it touches only [slot + slot_offset, +
+ * fragment) and [base + block * stride, + fragment). Any alignment; pages, slots, rows and the
+ * rotary part at multiples of 16 bytes are fast.
  *
  * ucm_rope_kernel_name names a kernel. Launch it with ucm_rope_ctas CTAs of UCM_COPY_THREADS,
- * ucm_rope_tables_bytes of shared memory, and these arguments, the arrays in memory that the GPU can read:
+ * ucm_rope_tables_bytes of shared memory, and these arguments, the arrays in memory that the GPU
+ * can read:
  * - const struct ucm_copy_plane *planes, uint32_t n_planes
- * - const struct ucm_copy_item *items, uint32_t n_items; `memory` says which of the tables re-rotates the item's K;
- *   UCM_ROPE_STAYS: none
+ * - const struct ucm_copy_item *items, uint32_t n_items; `memory` says which of the tables
+ *   re-rotates the item's K; UCM_ROPE_STAYS: none
  * - const uint32_t *at: n_planes; where K begins in the plane's fragment; UCM_ROPE_NO_K: not there
  * - const struct ucm_rope_angle *tables: rotary / 2 angles each, at a multiple of 8 bytes
  * - uint32_t n_tables, at most ucm_rope_tables_most
@@ -49,7 +51,7 @@ UCM_HD uint32_t ucm_rope_k_tiles(const struct ucm_rope_spec *s)
     return (s->rows + tile - 1) / tile;
 }
 
-/* Tables of one launch. A table has at most UCM_ROPE_PAIRS_MAX angles, so there is room for four. */
+/* Tables of one launch. A table has at most UCM_ROPE_PAIRS_MAX angles, so at least four fit. */
 #define UCM_ROPE_TABLES_BYTES 16384u
 static inline uint32_t ucm_rope_tables_bytes(const struct ucm_rope_spec *s, uint32_t n_tables)
 {
@@ -67,8 +69,8 @@ static inline uint32_t ucm_rope_tiles(const struct ucm_rope_spec *s, uint32_t la
     return ucm_rope_k_tiles(s) + ucm_copy_tiles(largest_fragment) + 2;
 }
 
-/* As many as copies have; in place four times as many, for as much shorter a time: what is written waits
- * for no bus then, and other copies wait for the turn. */
+/* As many as copies have. In place it is four times as many, for about a quarter of the time.
+ * Writes then wait for no bus, and other copies wait for this launch. */
 static inline uint32_t ucm_rope_ctas(bool in_place)
 {
     return in_place ? 4 * UCM_COPY_CTAS : UCM_COPY_CTAS;

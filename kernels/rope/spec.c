@@ -36,7 +36,7 @@ static double yarn_pair(const struct ucm_rope_spec *s, double rotations)
     return s->rotary * log(s->trained / (rotations * TWO_PI)) / (2 * log(s->base));
 }
 
-/* What share of a pair's frequency is divided by factor: 0 of those that rotate often. */
+/* Which share of a pair's frequency is divided by factor: 0 for pairs that rotate often. */
 static double yarn_share(const struct ucm_rope_spec *s, uint32_t i)
 {
     double low = yarn_pair(s, s->fast), high = yarn_pair(s, s->slow), share;
@@ -95,7 +95,7 @@ void ucm_rope_frequencies(const struct ucm_rope_spec *spec, uint64_t length, flo
 /* ---- angles ----
  *
  * An angle is a fraction of a rotation in 64 bits. Whole rotations fall off the upper end of the
- * product of a frequency and a position, so the angle of position 2^31 is as exact as that of 1: a
+ * product of a frequency and a position. So the angle of position 2^31 is as exact as that of 1. A
  * float32 product would be wrong by a thirtieth of a radian at a million. */
 
 __extension__ typedef unsigned __int128 u128;

@@ -1,4 +1,5 @@
-/* Elements of a word of 32 bits as float32, and back: the bits of kernels/rope/arith.h, by instructions where the GPU has them. */
+/* Elements of a word of 32 bits as float32, and back: the bits of kernels/rope/arith.h, by
+ * instructions where the GPU has them. */
 #ifndef UCM_KERNELS_ROPE_WORDS_CUH
 #define UCM_KERNELS_ROPE_WORDS_CUH
 
@@ -74,7 +75,7 @@ __device__ __forceinline__ void words<UCM_ROPE_FP8_E4M3>::decode(uint32_t word, 
     half_pair_decode(high, out + 2);
 }
 
-/* The instruction makes what lies past 448 that, with its sign, and NaN 0x7f. */
+/* The instruction turns values past 448 into 448, with the sign, and NaN into 0x7f. */
 template <> __device__ __forceinline__ uint32_t words<UCM_ROPE_FP8_E4M3>::encode(const float x[4])
 {
     uint32_t word;

@@ -1,5 +1,6 @@
 /* Vectors of channels, in every instruction set: the compiler's vector types, and intrinsics for
- * what these lack. Each lane's arithmetic is arith.h's. For the files of simd/ directories only. */
+ * what these lack. Each lane's arithmetic is that of arith.h. Only files of simd/ directories use
+ * it. */
 #ifndef UCM_KERNELS_SIMD_VEC_H
 #define UCM_KERNELS_SIMD_VEC_H
 
@@ -124,8 +125,8 @@ VEC_INLINE vec_f vec_swap(vec_f v, int h)
     }
 #endif
 
-/* The stages of a Hadamard transform below VEC: h = 1, 2, ... Lanes l and l + h, a and b, become a
- * + b and a - b. */
+/* The stages of a Hadamard transform below VEC: h = 1, 2, ... Lanes l and l + h with values a and b
+ * become a + b and a - b. */
 VEC_INLINE vec_f vec_hadamard(vec_f v)
 {
     const vec_i lane = VEC_LANES;
@@ -158,7 +159,7 @@ VEC_INLINE uint32_t vec_positive(vec_f v)
 #endif
 }
 
-/* What gathers, by |, whether any lane is NaN or infinite: the sign bit of a lane then is 1. */
+/* Collects, by |, whether any lane is NaN or infinite; then the sign bit of a lane is 1. */
 VEC_INLINE vec_i vec_not_finite(vec_f v)
 {
     return ((vec_i)v & (int32_t)UCM_F32_INF) == (int32_t)UCM_F32_INF;
@@ -245,7 +246,7 @@ VEC_INLINE vec_f vec_load_i8(const uint8_t *p)
 #endif
 }
 
-/* E4M3 is F16 without the low 7 bits, times 2^8, but for NaN. */
+/* E4M3 is F16 without the low 7 bits, times 2^8, except for NaN. */
 VEC_INLINE vec_f vec_fp8(const uint8_t *p)
 {
 #if VEC == 16

@@ -1,5 +1,5 @@
-/* Scalar arithmetic of summaries, scores and choices, one text for C and CUDA: kernels/arith.h says under
- * which rules. */
+/* Scalar arithmetic of summaries, scores and choices, one text for C and CUDA. kernels/arith.h says
+ * by which rules. */
 #ifndef UCM_KERNELS_SPARSE_ARITH_H
 #define UCM_KERNELS_SPARSE_ARITH_H
 
@@ -40,10 +40,11 @@ UCM_HD float ucm_box_high(float x, float s)
 
 /* ---- scores of single blocks, after the sums over channels ---- */
 
-/* box: dot is of q with hi where q >= 0 and lo elsewhere, abs_sum the sum of |q|. 2^-11 * abs_sum
- * is more than the sums' rounding errors, at most (d / 32 + 5) * 2^-24 * 128 * abs_sum <= 2^-11.8 *
- * abs_sum for d up to 1,024, and the product's with s. 2^-149 does the same for the last product
- * where it is denormal. What overflowed bounds nothing, so it counts as +inf. */
+/* box: dot is the product of q with hi where q >= 0 and lo elsewhere, abs_sum the sum of |q|.
+ * abs_sum * 2^-11 is more than the rounding errors of the sums and of the product with s. Those of
+ * the sums are at most (d / 32 + 5) * 2^-24 * 128 * abs_sum <= 2^-11.8 * abs_sum for d up to 1,024.
+ * 2^-149 does the same for the last product if that is denormal. A result that overflowed bounds
+ * nothing, so it counts as +inf. */
 UCM_HD float ucm_box_score(float s, float dot, float abs_sum)
 {
     float y = ucm_fma(s, ucm_fma(0x1p-11f, abs_sum, dot), 0x1p-149f);
@@ -51,7 +52,8 @@ UCM_HD float ucm_box_score(float s, float dot, float abs_sum)
     return ucm_not_finite(y) ? ucm_inf() : y;
 }
 
-/* stats: the logarithm of the block's share of attention, if its logits are normally distributed. */
+/* stats: the logarithm of the block's share of attention, if its logits are normally
+ * distributed. */
 UCM_HD float ucm_stats_score(float s_mean, float dot_mean, float s_var, float dot_var, float beta,
                              float ln_count)
 {
@@ -61,8 +63,8 @@ UCM_HD float ucm_stats_score(float s_mean, float dot_mean, float s_var, float do
     return (first + second) + ln_count;
 }
 
-/* tokens with rest: the logarithm of what one vector stands for: ln_count is 0, or the logarithm of how
- * many tokens it is the mean of. */
+/* tokens with rest: the logarithm of the weight that one vector stands for. ln_count is 0, or the
+ * logarithm of the number of tokens whose mean it is. */
 UCM_HD float ucm_rest_score(float s, float dot, float beta, float ln_count)
 {
     float t = (beta * s) * dot + ln_count;
@@ -72,8 +74,9 @@ UCM_HD float ucm_rest_score(float s, float dot, float beta, float ln_count)
 
 /* ---- rounded queries ---- */
 
-/* Queries are rounded to multiples of 2^e, so coarse that no sum of products with integers of a vector has more than
- * 24 bits: such sums are exact in any order, as floats, and by units for products of integers. */
+/* Queries are rounded to multiples of 2^e. These are so coarse that no sum of products with
+ * integers of a vector has more than 24 bits. Such sums are exact in any order, as floats and in
+ * integer units. */
 #define UCM_GRID_BITS 14         /* of a query's largest value, at most */
 #define UCM_GRID_TOP 0x71800000u /* 2^100: larger queries, and NaN, score NaN */
 
@@ -91,8 +94,8 @@ UCM_HD float ucm_power(int32_t e)
     return ucm_f32((uint32_t)(e + 127) << 23);
 }
 
-/* How much is added to that e: units is the sum of |q| on the finest grid, each rounded; `top` is 7 for vectors of
- * int8 and 3 for those of 4 bits: no |value| is above 2^top. */
+/* How much is added to that e. units is the sum of |q| on the finest grid, each rounded. `top` is 7
+ * for vectors of int8 and 3 for those of 4 bits, since no |value| is above 2^top. */
 UCM_HD uint32_t ucm_grid_coarser(uint32_t units, uint32_t channels, uint32_t top)
 {
     uint32_t k = 0;
@@ -104,8 +107,8 @@ UCM_HD uint32_t ucm_grid_coarser(uint32_t units, uint32_t channels, uint32_t top
 
 /* ---- hash ---- */
 
-/* Word c / 64 of the random signs of chunk w's transform j (0 is the inner one) of a segment; channel
- * c is negated if bit c % 64 is 1. */
+/* Word c / 64 of the random signs of transform j (0 is the inner one) of a segment's chunk w.
+ * Channel c is negated if bit c % 64 is 1. */
 UCM_HD uint64_t ucm_hash_signs(uint64_t seed, uint32_t segment, uint32_t w, uint32_t j, uint32_t c)
 {
     uint64_t at = 1 + c / 64 + (uint64_t)1024 * (2 * w + j + 16 * segment);
@@ -115,7 +118,7 @@ UCM_HD uint64_t ucm_hash_signs(uint64_t seed, uint32_t segment, uint32_t w, uint
 
 /* ---- exponentials and weights ---- */
 
-/* e^x for x <= 0, at most 2 units in the last place off; 0 below -87, and for NaN. */
+/* e^x for x <= 0, off by at most 2 units in the last place; 0 below -87, and for NaN. */
 UCM_HD float ucm_exp(float x)
 {
     float n, r, p;
@@ -154,7 +157,8 @@ UCM_HD float ucm_log(float x)
     return ucm_fma((float)e, 0x1.62e43p-1f, 2.0f * ucm_fma(z * s, p, z));
 }
 
-/* The logarithm of a sum of e^t, term after term: sum * e^top. Begins as {-inf, 0}. NaN adds nothing. */
+/* The logarithm of a sum of e^t, term after term: sum * e^top. Begins as {-inf, 0}. NaN adds
+ * nothing. */
 struct ucm_log_sum {
     float top, sum;
 };
@@ -174,7 +178,7 @@ UCM_HD float ucm_log_sum(const struct ucm_log_sum *s)
     return s->top + ucm_log(s->sum);
 }
 
-/* Weights are integers, so that their sums do not depend on the order: rint(p * 2^24), 0 <= p <= 1. */
+/* A weight is the integer rint(p * 2^24), 0 <= p <= 1, so that sums do not depend on the order. */
 UCM_HD uint32_t ucm_weight(float p)
 {
     float x = p * 0x1p24f;

@@ -1,12 +1,13 @@
-/* How many blocks a layer of a request attends in the next step, by what the last one was measured to
- * cover. Plain C that CUDA compiles, too: integers decide, so that a GPU that moves its budgets on
- * between steps and a host that replays them agree.
+/* How many blocks a layer of a request attends in the next step, by what the last one was measured
+ * to cover. This is plain C that CUDA compiles, too. Integers decide, so a GPU that moves its
+ * budgets on between steps and a host that replays them agree.
  *
- * The measured share is that of the layer's least covered KV head: the weight of what was attended over
- * that and the estimated weight of what was left (kernels/attend/stop.h), as merging the attended parts gives it. A step
- * that covers less than the goal gets more blocks at once; after `patience` steps in a row that cover it,
- * the budget falls by a little. So it follows a query that looks elsewhere within a few steps, and does
- * not fall because one was easy. */
+ * The measured share is that of the layer's least covered KV head. It is the attended weight,
+ * divided by the sum of it and the estimated weight of what was left (kernels/attend/stop.h).
+ * Merging the attended parts gives these. A step that covers less than the goal gets more blocks at
+ * once. After `patience` steps in a row that cover it, the budget falls by a little. So within a
+ * few steps it follows a query that attends elsewhere, and it does not fall because one query was
+ * easy. */
 #ifndef UCM_KERNELS_SPARSE_BUDGET_H
 #define UCM_KERNELS_SPARSE_BUDGET_H
 

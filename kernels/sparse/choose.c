@@ -1,5 +1,5 @@
-/* The choice among scores, over keys that order as scores do: a radix selection, or for top k with
- * vectors a bisection of the keys' range. Both are O(n) for any scores. */
+/* The choice among scores, by keys that order as scores do. It is a radix selection, or for top k
+ * with vectors a bisection of the keys' range. Both are O(n) for any scores. */
 #include "kernels/sparse/choose.h"
 
 #include "kernels/sparse/spec.h"
@@ -7,8 +7,8 @@
 #include <assert.h>
 #include <string.h>
 
-/* The arrays and the sums lie in the scratch memory. Loops over them have no branches that depend on
- * scores: nothing could predict those. */
+/* The arrays and the sums lie in the scratch memory. Loops over them have no branches that depend
+ * on scores, since nothing could predict those. */
 struct choice {
     const float *scores;
     const struct ucm_score_ops *ops;
@@ -259,8 +259,8 @@ struct choose_need choose_need(const struct ucm_choose_spec *spec, uint32_t n, u
     return (struct choose_need){.count = most > in ? most - (uint32_t)in : 0, .mass = mass};
 }
 
-/* The best `count` by bisection of the keys' range, bit by bit: n comparisons for a bit, which
- * vectors do faster than the radix selection does its part. */
+/* The best `count` by bisection of the keys' range, bit by bit. A bit takes n comparisons, which
+ * vectors do faster than the radix selection its part. */
 static struct choose_cut bisect(const struct choice *c, uint32_t count)
 {
     const uint32_t *keys = c->keys + c->begin;

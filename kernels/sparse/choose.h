@@ -1,8 +1,8 @@
-/* Shared by the two forms of a choice: choose.c makes it from one list on one thread, choose_job.c from a
- * long one in steps.
+/* Shared by the two forms of a choice. choose.c makes it from one list on one thread, choose_job.c
+ * from a long list in steps.
  *
- * In the order of docs/design/retrieval.md the blocks outside the windows are taken from the best
- * on, until enough are taken (top k) or until their weights and the windows' suffice (mass). A
+ * The blocks outside the windows are taken in the order of docs/design/retrieval.md, the best
+ * first. Top k ends when enough are taken, mass when their weights and the windows' suffice. A
  * *cut* says where that ends: the key of the last block taken, and how many blocks of that key, the
  * lowest first. */
 #ifndef UCM_KERNELS_SPARSE_CHOOSE_H
@@ -55,12 +55,13 @@ static inline uint32_t choose_poisoned(const uint32_t *keys, uint32_t n)
 }
 
 uint32_t choose_windows(const struct ucm_choose_spec *spec, uint32_t n);
-/* Blocks that the policy allows, windows included; the limit and the room may be below. */
+/* Blocks that the policy allows, windows included. The limit and the space for the answer may be
+ * lower. */
 uint32_t choose_most(const struct ucm_choose_spec *spec, uint32_t n);
-/* What mass asks for beyond the windows, which weigh `have` of `total`. */
+/* What mass needs beyond the windows, which weigh `have` of `total`. */
 uint64_t choose_mass(const struct ucm_choose_spec *spec, uint64_t total, uint64_t have);
-/* What is to be taken of n blocks between windows, of which some are poisoned. A count or a mass of 0: none
- * but those. */
+/* What is to be taken of n blocks between windows, some of which are poisoned. A count or a mass of
+ * 0: only the poisoned ones. */
 struct choose_need choose_need(const struct ucm_choose_spec *spec, uint32_t n, uint32_t room,
                                uint32_t poisoned, uint64_t mass);
 /* The digit at which the selection ends. Subtracts the candidates of higher digits from the need,

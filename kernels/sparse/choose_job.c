@@ -1,5 +1,5 @@
-/* A choice from a long list in steps, whose units several threads share: the radix selection of choose.c with
- * sums for each chunk of the list, which are added up between two steps. */
+/* A choice from a long list in steps, whose units several threads share. It is the radix selection
+ * of choose.c, with sums for each chunk of the list. They are added up between two steps. */
 #include "kernels/sparse/choose.h"
 
 #include <stddef.h>
@@ -82,7 +82,8 @@ uint32_t ucm_choose_begin(struct ucm_choose_job *job, const struct ucm_choose_sp
 
 /* ---- units of steps, on any thread ---- */
 
-/* Scores lie close together, and counters that are raised again at once wait for each other: two take turns. */
+/* Scores lie close together, and a counter that is raised again at once makes the processor wait.
+ * So two counters take turns. */
 static void count_first(const uint32_t *keys, uint32_t n, uint32_t count[DIGITS])
 {
     uint32_t odd[DIGITS] = {0}, i = 0;
@@ -199,7 +200,7 @@ static void put_begin(struct ucm_choose_job *job, uint32_t ties)
     job->step = STEP_PUT;
 }
 
-/* Poisoned blocks alone, as far as there is room. */
+/* Takes only poisoned blocks, as far as they fit. */
 static void put_poisoned(struct ucm_choose_job *job)
 {
     job->cut = POISON_KEY;

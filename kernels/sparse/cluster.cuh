@@ -1,4 +1,5 @@
-/* Thread blocks of a cluster, which see each other's shared memory. Compute capability 9.0 and later. */
+/* Thread blocks of a cluster, which see each other's shared memory. Compute capability 9.0 and
+ * later. */
 #ifndef UCM_KERNELS_SPARSE_CLUSTER_CUH
 #define UCM_KERNELS_SPARSE_CLUSTER_CUH
 
@@ -20,7 +21,8 @@ static __device__ __forceinline__ uint32_t cluster_size(void)
     return size;
 }
 
-/* A barrier of all threads of the cluster, in two halves. What they wrote before it is seen after it. */
+/* A barrier of all threads of the cluster, in two halves. What they wrote before it is visible
+ * after it. */
 static __device__ __forceinline__ void cluster_arrive(void)
 {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -37,7 +39,7 @@ static __device__ __forceinline__ void cluster_sync(void)
     cluster_wait();
 }
 
-/* Where thread block `rank` has what lies at `at` in this one's shared memory. */
+/* The address in thread block `rank` of what lies at `at` in this one's shared memory. */
 static __device__ __forceinline__ uint32_t cluster_address(const void *at, uint32_t rank)
 {
     uint32_t here = (uint32_t)__cvta_generic_to_shared(at), there;

@@ -1,5 +1,5 @@
-/* A cluster as the crew that chooses from a list: its scores are spread over the thread blocks. Each sums up what it has, and gives that
- * to the others; so all find the same cut. */
+/* A cluster as the crew that chooses from a list, whose scores are spread over the thread blocks.
+ * Each sums up what it has, and gives that to the others. So all find the same cut. */
 #ifndef UCM_KERNELS_SPARSE_CLUSTER_CHOOSE_CUH
 #define UCM_KERNELS_SPARSE_CLUSTER_CHOOSE_CUH
 
@@ -24,7 +24,7 @@ struct __align__(16) agreement : counts {
     uint32_t chosens[CLUSTER];
 };
 
-/* A query's scores; those of the first become the list's. */
+/* A query's scores. Those of the first become the list's. */
 static __device__ __forceinline__ float *scores_of(args_t a, uint32_t query)
 {
     return (float *)shared + query * a.raw_pitch;
@@ -45,8 +45,8 @@ static __device__ __forceinline__ float agree_top(args_t a, struct agreement *s)
     return top_score(top);
 }
 
-/* Scores become weights; those with +inf stay. The scores go to the workspace, for struct ucm_cuda_select_info. top: of
- * query `lane`. */
+/* Scores become weights; those with +inf stay. The scores go to the workspace, for struct
+ * ucm_cuda_select_info. top: of query `lane`. */
 static __device__ __forceinline__ void weigh(args_t a, const struct part &p, const struct run &r, float top,
                                              struct agreement *s)
 {
@@ -92,7 +92,8 @@ static __device__ __forceinline__ float agree_sum(args_t a, struct agreement *s)
 
 /* ---- the list ---- */
 
-/* The list's score of block b, from its queries', if b is below `end`; total: softmax, of query `lane`. By whole warps. */
+/* The list's score of block b, from its queries' scores, if b is below `end`. total: with softmax,
+ * that of query `lane`. By whole warps. */
 static __device__ __forceinline__ float list_score(args_t a, uint32_t b, uint32_t end, float total, float by)
 {
     struct many m = {0, 0, 0};
@@ -190,7 +191,7 @@ struct cluster_crew {
                                                ? cluster_get(cluster_address(&s->poison, warp_lane()))
                                                : 0);
     }
-    /* Nobody reads this thread block's memory after it. */
+    /* After it nobody reads this thread block's memory. */
     static __device__ __forceinline__ uint32_t of_all(uint32_t x, agreement *s)
     {
         if (threadIdx.x < cluster_size())

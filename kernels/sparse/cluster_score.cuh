@@ -1,6 +1,7 @@
-/* A list's vectors on their way to the warps that score them (list_score.cuh): through a ring in shared memory, one a warp, that cp.async
- * fills some steps ahead. Loads to registers would have to share the scoreboards by which a warp waits, and it would wait for the
- * newest. */
+/* A list's vectors on their way to the warps that score them (list_score.cuh). They pass through a
+ * ring in shared memory, one for each warp, which cp.async fills some steps ahead. Loads to
+ * registers would share the scoreboards by which a warp waits, so it would wait for the newest
+ * load. */
 #ifndef UCM_KERNELS_SPARSE_CLUSTER_SCORE_CUH
 #define UCM_KERNELS_SPARSE_CLUSTER_SCORE_CUH
 
@@ -11,7 +12,8 @@ template <int F, int N> struct panel {
     static constexpr uint32_t words = quarter_of<F, N>::words;
     static constexpr uint32_t bytes = 16 * words; /* of a vector */
     static constexpr uint32_t at_once = words < 4 ? words : 4;
-    /* A slot of the ring: each thread's words of two vectors, then the vectors' scales, in the 4 bytes that have them. */
+    /* A slot of the ring: each thread's words of two vectors, then the 4 bytes that have the
+     * vectors' scales. */
     static constexpr uint32_t scales = GROUP * bytes;
     static constexpr uint32_t slot = scales + GROUP * 4;
     static constexpr uint32_t depth = UCM_SELECT_CLUSTER_RING / slot;
@@ -21,8 +23,8 @@ template <int F, int N> struct panel {
 
 /* ---- vectors ---- */
 
-/* What a warp loads next: vector v of its blocks of one group, to a slot of its ring. A thread has two blocks, lane / 4
- * and 8 more, and copies the scale of one of them, if any. */
+/* What a warp loads next: vector v of its blocks of one group, to a slot of its ring. A thread has
+ * blocks lane / 4 and lane / 4 + 8, and copies the scale of one of them, if any. */
 struct feed {
     const uint8_t *vector[2]; /* of its part of the next ones */
     const uint8_t *scale;
@@ -73,7 +75,7 @@ static __device__ __forceinline__ void copy_words(uint32_t to, const uint8_t *fr
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(4 * WORDS));
 }
 
-/* Begins the copies of the next step, as a group of its own. */
+/* Begins the copies of the next step, as one group. */
 template <int F, int N>
 static __device__ __forceinline__ void feed_next(args_t a, const struct part &p, struct feed *f)
 {
@@ -103,7 +105,8 @@ static __device__ __forceinline__ void feed_next(args_t a, const struct part &p,
         feed_group<F, N>(a, p, f);
 }
 
-/* The oldest copy is there: takes the step's vectors out of their slot. odd: where their scales are in the 4 bytes. */
+/* When the oldest copy is there, takes the step's vectors out of their slot. odd: where their
+ * scales are in the 4 bytes. */
 template <int F, int N>
 static __device__ __forceinline__ void take_vectors(uint32_t slot, uint32_t odd, struct vectors<F, N> *to)
 {
@@ -158,8 +161,8 @@ static __device__ __forceinline__ void put_scores(args_t a, const struct part &p
     s->worst[0] = s->worst[1] = 0;
 }
 
-/* By a warp: its groups of the thread block's blocks, by queries `first` and after it. ring: the warp's, an address of
- * shared memory. */
+/* By a warp: its groups of the thread block's blocks, by queries `first` and after it. ring: the
+ * warp's, an address of shared memory. */
 template <int F, int N, int P>
 static __device__ __forceinline__ void score_groups(args_t a, const struct part &p, uint32_t ring, uint32_t first,
                                                     struct scoring<F, N, P> *s)
@@ -180,7 +183,7 @@ static __device__ __forceinline__ void score_groups(args_t a, const struct part 
         struct vectors<F, N> x;
 
         take_vectors<F, N>(slot, (odd + v) % 2, &x);
-        feed_next<F, N>(a, p, &f); /* to the slot before, which all have taken */
+        feed_next<F, N>(a, p, &f); /* to the slot before, which all lanes have read */
         slot = slot + panel::slot == f.end ? ring : slot + panel::slot;
         v++;
         add_vectors<F, N, P>(a, x, v == a.vectors ? a.ln_count : 0.0f, s);
@@ -194,9 +197,9 @@ static __device__ __forceinline__ void score_groups(args_t a, const struct part 
     __syncwarp(); /* before the ring is filled again */
 }
 
-/* By all threads: scores of the thread block's blocks by all queries of the list, at `shared`, raw_pitch apart; and
- * the largest of each query, as a key, in top, which is 0 before. halves, step: room for the queries; rings: a ring for
- * each warp. */
+/* By all threads: scores of the thread block's blocks by all queries of the list, at `shared`,
+ * raw_pitch apart. top receives the largest score of each query, as a key; it is 0 before. halves,
+ * step: space for the queries; rings: a ring for each warp. */
 template <int F, int N, int P>
 static __device__ __forceinline__ void score_part(args_t a, const struct part &p, uint32_t *halves, float *step,
                                                   const uint8_t *rings, uint32_t *top)

@@ -1,5 +1,6 @@
-/* From a list's scores to its choice by top k, by a crew of threads: those of a cluster of thread blocks, or some warps of one thread
- * block. The scores lie in shared memory, each thread block's own. A crew C has:
+/* From a list's scores to its choice by top k, by a crew of threads. The crew is a cluster of
+ * thread blocks, or some warps of one thread block. Each thread block has its scores in its own
+ * shared memory. A crew C has:
  *
  *     agreement       a struct with struct counts first, in shared memory, all 0 at first
  *     size(), rank()  thread blocks, and which this one is
@@ -62,8 +63,9 @@ static __device__ __forceinline__ void put_score(const struct part &p, const str
 
 /* ---- top k ---- */
 
-/* The byte, from the largest down, in which the taking ends; it is known to exist. What is above it is taken off the
- * need; count: how many have it. Every warp finds it for itself. */
+/* The byte, from the largest down, in which the taking ends; it is known to exist. Candidates above
+ * it are subtracted from the need. count: how many candidates have the byte. Every warp finds it
+ * for itself. */
 static __device__ __forceinline__ uint32_t find_byte(const uint32_t all[BYTE], uint32_t *need, uint32_t *count)
 {
     constexpr uint32_t EACH = BYTE / WARP_LANES;
@@ -159,7 +161,7 @@ static __device__ __forceinline__ struct marks marks_of(args_t a, const struct p
     return marks{__ballot_sync(WARP_ALL, key > cut.key), __ballot_sync(WARP_ALL, key > 0 && key == cut.key)};
 }
 
-/* How many blocks are above the cut, and how many at it: before this warp's, and in all. */
+/* How many blocks are above the cut, and how many at it: those before this warp's, and in all. */
 struct tally {
     uint32_t over, same, all_over, all_same;
 };

@@ -1,6 +1,7 @@
-/* Scores of a list's blocks by the matrix units, for UCM_METRIC_ROUNDED: vectors of 32 N channels against 4 P queries of a KV head, a
- * panel being four. A thread takes two blocks' vectors one after the other, so that it makes those blocks' scores alone. Channels are
- * taken in the order in which a thread loads them; the queries' are the same. */
+/* Scores of a list's blocks by the matrix units, for UCM_METRIC_ROUNDED. They multiply vectors of
+ * 32 N channels with 4 P queries of a KV head; a panel is four queries. A thread takes the vectors
+ * of two blocks one after the other, so it alone makes those blocks' scores. Channels are taken in
+ * the order in which a thread loads them, also those of queries. */
 #ifndef UCM_KERNELS_SPARSE_LIST_SCORE_CUH
 #define UCM_KERNELS_SPARSE_LIST_SCORE_CUH
 
@@ -26,9 +27,9 @@ static __device__ __forceinline__ uint32_t channel_place(uint32_t c, uint32_t *w
     return c % 64 / 16;
 }
 
-/* By a warp: rounds the i-th query of the list, and puts its halves where the unit's threads take them:
- * halves[panel][word][lane], the high one in an even eighth of the lanes and the low one after it. *step: what its sums
- * are multiplied with. */
+/* By a warp: rounds the i-th query of the list, and puts its halves where the unit's threads take
+ * them: halves[panel][word][lane]. The high half is in an even eighth of the lanes, the low one in
+ * the next eighth. *step: what its sums are multiplied with. */
 template <int F, int N>
 static __device__ __forceinline__ void round_query_halves(args_t a, const struct part &p, uint32_t i,
                                                           uint32_t *halves, float *step)
@@ -61,7 +62,8 @@ template <int F, int N> struct vectors {
     float scale[2];
 };
 
-/* ucm_exp without a branch and a conversion: the integer is in the low bits of what rounded it. */
+/* ucm_exp without a branch and a conversion: the sum that rounds has the integer in its low
+ * bits. */
 static __device__ __forceinline__ float exp_of(float x)
 {
     float shifted = x * 0x1.715476p+0f + 0x1.8p23f, n = shifted - 0x1.8p23f, r, p;
@@ -96,16 +98,17 @@ static __device__ __forceinline__ float max_or_nan(float x, float y)
     return x;
 }
 
-/* A warp's queries, P panels of them, and what they made of two blocks so far. */
+/* A warp's queries, P panels of them, and what they give for two blocks so far. */
 template <int F, int N, int P> struct scoring {
     uint32_t query[P][2 * N];
     float step[P];
     uint32_t top[P]; /* key of the largest score that is not +inf */
     struct gathered<F> of[P][2];
-    float worst[2]; /* scale: NaN if one is, and then the score is +inf */
+    float worst[2]; /* scale: NaN if any scale is NaN; then the score is +inf */
 };
 
-/* What a vector of each of two blocks weighs by a warp's queries, before ln_count. Nothing of it waits for another vector. */
+/* What a vector of each of two blocks weighs by a warp's queries, before ln_count. It does not wait
+ * for another vector. */
 template <int F, int N, int P>
 static __device__ __forceinline__ void weigh_vectors(args_t a, const struct vectors<F, N> &x, struct scoring<F, N, P> *s,
                                                      float of[P][2])
@@ -142,7 +145,7 @@ static __device__ __forceinline__ void add_weighed(const float of[P][2], float l
     for (uint32_t k = 0; k < 2; k++)
 #pragma unroll
         for (uint32_t p = 0; p < P; p++)
-            if (F == UCM_SELECT_REST) /* ucm_rest_score, but for NaN */
+            if (F == UCM_SELECT_REST) /* ucm_rest_score, except for NaN */
                 add_to_log_sum(&s->of[p][k].sum, of[p][k] + ln_count);
             else
                 s->of[p][k].add(of[p][k]);

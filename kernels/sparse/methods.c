@@ -1,4 +1,5 @@
-/* The methods, in the form that this host runs; a spec checked by its method, and the plan made from it. */
+/* The methods, in the form that this host runs. A method checks its spec and makes a plan from
+ * it. */
 #include "kernels/sparse/simd/methods.h"
 #include "kernels/simd/isa.h"
 #include "kernels/sparse/spec.h"
@@ -80,7 +81,7 @@ uint32_t ucm_summary_bytes(const struct ucm_summary_spec *spec)
 
 void ucm_summary_build(const struct ucm_summary_plan *plan, const void *layer, void *out)
 {
-    /* What the arrays leave of the last four bytes is 0. */
+    /* What the arrays leave free of the last four bytes is 0. */
     memset((uint8_t *)out + plan->bytes - 4, 0, 4);
     plan->method->build(plan, layer, out);
 }

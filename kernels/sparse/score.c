@@ -120,7 +120,7 @@ void ucm_summary_round(const struct ucm_summary_plan *plan, const float *q, floa
     }
 }
 
-/* Into the order of KV heads, so that the queries of one lie together. */
+/* Puts queries in the order of KV heads, so that those of one lie together. */
 static void prepare_queries(struct ucm_score_job *job, const float *q)
 {
     uint32_t kv_heads = job->plan->spec.shape.kv_heads, of_head = job->spec.q_heads / kv_heads;

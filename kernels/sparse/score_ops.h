@@ -1,4 +1,4 @@
-/* What of scoring has a form for each instruction set: simd/score.c. */
+/* The parts of scoring that have a form for each instruction set, see simd/score.c. */
 #ifndef UCM_KERNELS_SPARSE_SCORE_OPS_H
 #define UCM_KERNELS_SPARSE_SCORE_OPS_H
 
@@ -13,11 +13,12 @@ struct ucm_score_ops {
                     float *queries);
     /* Scores of blocks [first, end); for softmax to job->raw. */
     void (*range)(const struct ucm_score_job *job, uint32_t first, uint32_t end);
-    /* Scores in place to their shares. +inf stays, and has no part in the others' sum. */
+    /* Turns scores into their shares, in place. +inf stays, and does not count in the others'
+     * sum. */
     void (*softmax)(float *list, uint32_t n, float beta);
-    /* The shares of blocks [first, end) to their scores. */
+    /* Turns the shares of blocks [first, end) into their scores. */
     void (*sum)(const struct ucm_score_job *job, uint32_t first, uint32_t end);
-    /* The largest that is neither NaN nor +inf; -inf: there is none. */
+    /* The largest score that is neither NaN nor +inf; -inf: there is none. */
     float (*top)(const float *scores, uint32_t n);
     /* rint(2^24 * exp(beta * (score - top))), 0 for NaN and +inf. Returns their sum. */
     uint64_t (*weigh)(const float *scores, uint32_t n, float top, float beta, uint32_t *weights);

@@ -1,4 +1,5 @@
-/* Scores one block after the other: for hosts without vectors, and the reference for simd/score.c. */
+/* Scores one block after the other: for hosts without vectors, and the reference for
+ * simd/score.c. */
 #include "kernels/sparse/score_ops.h"
 
 #include "kernels/sparse/arith.h"
@@ -23,7 +24,7 @@ static float unless_nan(float x)
     return ucm_is_nan(x) ? -ucm_inf() : x;
 }
 
-/* +inf where any value is, and else the sum, divided by `by`. */
+/* +inf if any value is, else the sum divided by `by`. */
 static float many_sum(const struct many *m, float by)
 {
     return m->top == ucm_inf() ? m->top : unless_nan(m->sum / by);

@@ -1,8 +1,8 @@
-/* Scores of many blocks, and the choice among them. docs/design/retrieval.md has the
- * definitions. As in sparse.h nothing here allocates, locks or keeps state: the caller brings memory.
+/* Scores of many blocks, and the choice among them. docs/design/retrieval.md has the definitions.
+ * As in sparse.h, nothing here allocates, locks or keeps state. The caller brings memory.
  *
- * A list is one array of scores, one a block, that a choice is made from: one a KV head, or one for
- * all of them. */
+ * A list is an array of scores, one for each block, from which a choice is made. There is one for
+ * each KV head, or one for all of them. */
 #ifndef UCM_KERNELS_SELECT_H
 #define UCM_KERNELS_SELECT_H
 
@@ -37,8 +37,9 @@ struct ucm_score_spec {
     float beta;       /* UCM_REDUCE_SOFTMAX: what scores are scaled by; 0: see ucm_score_beta */
 };
 
-/* What scores of such summaries are scaled by before they are weighed: `given`, or if that is 0,
- * 1 / sqrt(head_dim); 1 for stats and tokens with rest, whose scores have it in them. */
+/* What scores of such summaries are scaled by before they are weighed. That is `given`, or if that
+ * is 0, 1 / sqrt(head_dim). It is 1 for stats and tokens with rest, whose scores are scaled
+ * already. */
 float ucm_score_beta(const struct ucm_summary_spec *summary, float given);
 
 /* 0; or -EINVAL, and why says which field is wrong. */
@@ -47,8 +48,9 @@ int ucm_score_check(const struct ucm_summary_plan *plan, const struct ucm_score_
 
 uint32_t ucm_score_lists(const struct ucm_summary_plan *plan, const struct ucm_score_spec *spec);
 
-/* Where the summaries of one layer lie, each aligned to 4: block b's at at[b] + offset, or, if at
- * is NULL, at base + offset + b * stride. A block whose at[b] is NULL has none and scores +inf. */
+/* Where the summaries of one layer lie, each aligned to 4. Block b's is at at[b] + offset, or if
+ * `at` is NULL, at base + offset + b * stride. A block whose at[b] is NULL has none and scores
+ * +inf. */
 struct ucm_score_blocks {
     const void *const *at;
     const void *base;
@@ -60,7 +62,7 @@ struct ucm_score_blocks {
 size_t ucm_score_scratch_bytes(const struct ucm_summary_plan *plan,
                                const struct ucm_score_spec *spec, uint32_t n);
 
-/* One layer's scores. Everything that is pointed to stays the caller's and stays there until the
+/* One layer's scores. Everything that it points to belongs to the caller, and must stay until the
  * job's last step has run. */
 struct ucm_score_job {
     const struct ucm_summary_plan *plan;
@@ -81,8 +83,8 @@ void ucm_score_begin(struct ucm_score_job *job, const struct ucm_summary_plan *p
                      const struct ucm_score_spec *spec, const struct ucm_score_blocks *blocks,
                      const float *q, void *scratch, float *scores);
 
-/* A job is 1 step, with softmax 3. A step is so many units of work; ranges [first, end) of them may
- * run in any order and on any number of threads at once. A step begins when the one before has
+/* A job is 1 step, with softmax 3. A step has so many units of work. Ranges [first, end) of them
+ * may run in any order, and on any number of threads at once. A step begins when the one before has
  * ended. Scores don't depend on the ranges. */
 uint32_t ucm_score_steps(const struct ucm_score_job *job);
 uint32_t ucm_score_units(const struct ucm_score_job *job, uint32_t step);
@@ -91,7 +93,7 @@ void ucm_score_run(const struct ucm_score_job *job, uint32_t step, uint32_t firs
 /* All steps, on this thread. */
 void ucm_score_all(const struct ucm_score_job *job);
 
-/* GSA's scores, which need no summaries: half a point a use, and .1 to 1 by the position. */
+/* GSA's scores, which need no summaries: half a point for each use, and .1 to 1 by the position. */
 void ucm_score_history(const uint32_t *uses, uint32_t n, float *scores);
 
 enum ucm_choose_policy {
@@ -99,7 +101,7 @@ enum ucm_choose_policy {
     UCM_CHOOSE_MASS = 1,
 };
 
-/* Defaults: ucm_choose_defaults. The seeds' names. */
+/* ucm_choose_defaults sets the defaults, which are those of ESA and GSA. */
 struct ucm_choose_spec {
     uint32_t policy;        /* enum ucm_choose_policy */
     uint32_t block_tokens;  /* for topk_tokens */
@@ -107,7 +109,7 @@ struct ucm_choose_spec {
     uint32_t min_blocks;    /* top k: at least so many */
     uint32_t sink_blocks;   /* first blocks, always in */
     uint32_t recent_blocks; /* last blocks, always in */
-    uint32_t limit;         /* at most so many, windows and poisoned ones too; 0: no bound */
+    uint32_t limit;         /* at most so many, with windows and poisoned ones; 0: no bound */
     float beta;             /* mass: what scores are scaled by */
     double sparse_ratio;    /* top k: of the blocks */
     double eps;             /* mass: the share to cover */
@@ -123,15 +125,17 @@ struct ucm_choose_list {
 };
 
 void ucm_choose_defaults(struct ucm_choose_spec *spec);
-/* 0; or -EINVAL, and why says which field is wrong: with mass, a beta of 0 too. */
+/* 0; or -EINVAL, and why says which field is wrong. With mass, a beta of 0 is wrong, too. */
 int ucm_choose_check(const struct ucm_choose_spec *spec, char why[UCM_SPARSE_WHY]);
-/* For scores of such summaries: fills in block_tokens, and beta as ucm_score_beta has it; then checks. */
+/* For scores of such summaries: fills in block_tokens, and beta by ucm_score_beta. Then it
+ * checks. */
 int ucm_choose_for(const struct ucm_summary_spec *summary, struct ucm_choose_spec *spec,
                    char why[UCM_SPARSE_WHY]);
 
-/* Blocks of a list of n that may be chosen, whatever is poisoned: n, or the limit. */
+/* Blocks of a list of n that may be chosen, however many are poisoned: n, or the limit. */
 uint32_t ucm_choose_limit(const struct ucm_choose_spec *spec, uint32_t n);
-/* Room that the answer for a list of n blocks needs, poisoned blocks aside; within the limit. */
+/* How many blocks the answer for a list of n has at most, without poisoned ones; within the
+ * limit. */
 uint32_t ucm_choose_room(const struct ucm_choose_spec *spec, uint32_t n);
 size_t ucm_choose_scratch_bytes(const struct ucm_choose_spec *spec, uint32_t n);
 
@@ -152,16 +156,18 @@ struct ucm_choose_job {
 };
 
 size_t ucm_choose_job_bytes(const struct ucm_choose_spec *spec, uint32_t n, uint32_t chunk);
-/* Returns the units of each step, one for `chunk` blocks. They may run in any order and on any number of
- * threads at once; then ucm_choose_next begins the next step. It returns false after the last one, and *n
- * is how many were chosen. The job and scratch, which is aligned to 64, stay until then. */
+/* Returns the units of each step, one for `chunk` blocks. They may run in any order and on any
+ * number of threads at once. Then ucm_choose_next begins the next step. It returns false after the
+ * last step, and *n is how many were chosen. The job and scratch, which is aligned to 64, must stay
+ * until then. */
 uint32_t ucm_choose_begin(struct ucm_choose_job *job, const struct ucm_choose_spec *spec,
                           const struct ucm_choose_list *list, uint32_t chunk, void *scratch);
 void ucm_choose_run(struct ucm_choose_job *job, uint32_t unit);
 bool ucm_choose_next(struct ucm_choose_job *job, uint32_t *n);
 
-/* Writes the chosen blocks, ascending, into index[room], and their scores into chosen (unless NULL).
- * Returns how many. Poisoned blocks (+inf) are in before all others, up to room and the limit. */
+/* Writes the chosen blocks, ascending, into index[room], and their scores into chosen (unless
+ * NULL). Returns how many. Poisoned blocks (+inf) are chosen before all others, up to room and the
+ * limit. */
 uint32_t ucm_choose(const struct ucm_choose_spec *spec, const float *scores, uint32_t n,
                     void *scratch, uint32_t *index, float *chosen, uint32_t room);
 

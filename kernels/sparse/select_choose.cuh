@@ -14,13 +14,13 @@
 /* Blocks whose first digit is that of the cut. */
 struct found {
     uint32_t *key, *block;
-    uint32_t n; /* more than FOUND: only so many are there */
+    uint32_t n; /* may be more than FOUND; then only FOUND of them are stored */
 };
 
 /* Where a choice ends, as far as the first digits say. */
 struct first_cut {
     uint32_t poison; /* blocks with +inf, which is a digit of its own */
-    uint32_t need;   /* without the windows and them; 0: they suffice */
+    uint32_t need;   /* how many are needed beyond the windows and these; 0: they suffice */
     int32_t digit;   /* -1: all are taken */
 };
 
@@ -45,9 +45,10 @@ static __device__ __forceinline__ struct first_cut first_cut_of(args_t a, const 
     return cut;
 }
 
-/* Looks through blocks [first, end), first a multiple of 32 and at most SLICE of them: marks those whose
- * first digit is above that of the cut, a bit each, and adds those that have it to `to`, whose n is in
- * shared memory. The loops are short on purpose: what runs once waits for its instructions. */
+/* Looks through blocks [first, end), at most SLICE of them; first is a multiple of 32. It marks
+ * those whose first digit is above that of the cut, a bit each. It adds those that have that digit
+ * to `to`, whose n is in shared memory. The loops are short on purpose, since code that runs once
+ * waits for its instructions. */
 static __device__ __forceinline__ void look(const struct choose &c, uint32_t digit, uint32_t first,
                                             uint32_t end, uint32_t *marks, struct found *to)
 {
@@ -89,14 +90,14 @@ static __device__ __forceinline__ void look(const struct choose &c, uint32_t dig
     __syncthreads();
 }
 
-/* Candidates of which more is to be known than their first digit, and those that are chosen. */
+/* Candidates whose first digit does not decide, and those that are chosen. */
 struct close {
     uint32_t key[CLOSE], block[CLOSE];
-    uint32_t n, n_chosen; /* may be more than there is room for */
+    uint32_t n, n_chosen; /* may be more than fit */
 };
 
-/* The digit of the candidates' keys at `shift`, among those whose bits above it are `prefix`, in which the
- * taking ends; what is above it is taken off the need. */
+/* The digit of the candidates' keys at `shift` in which the taking ends, among keys whose bits
+ * above it are `prefix`. Candidates above it are subtracted from the need. */
 static __device__ __forceinline__ uint32_t candidates_digit(const struct found *f, uint32_t *counts,
                                                             uint32_t prefix, uint32_t shift,
                                                             uint32_t width, uint32_t *need)
@@ -117,8 +118,8 @@ static __device__ __forceinline__ uint32_t candidates_digit(const struct found *
     return (uint32_t)walk_counts(count, need); /* it is among them */
 }
 
-/* Sorts the candidates by their bits from `shift` up: those above it go to `chosen`, which has room for
- * CHOSEN, those that have it to `close`. */
+/* Sorts the candidates by their bits from `shift` up. Those above `prefix` go to `chosen`, which
+ * has space for CHOSEN. Those equal to it go to `close`. */
 static __device__ __forceinline__ void sort_candidates(const struct found *f, uint32_t prefix,
                                                        uint32_t shift, struct close *close,
                                                        uint32_t *chosen)
@@ -144,7 +145,7 @@ static __device__ __forceinline__ void sort_candidates(const struct found *f, ui
     __syncthreads();
 }
 
-/* Takes the best `need` of at most CLOSE candidates: compares each with all others. */
+/* Takes the best `need` of at most CLOSE candidates. It compares each with all others. */
 static __device__ __forceinline__ void take_best(struct close *close, uint32_t need, uint32_t *chosen)
 {
     uint32_t n = close->n, at = threadIdx.x / 2, better = 0, key, block;
@@ -162,8 +163,8 @@ static __device__ __forceinline__ void take_best(struct close *close, uint32_t n
     __syncthreads();
 }
 
-/* Puts the marked blocks from place `at` on, in order; words: those of [first, first + 32 words). Returns how
- * many. order: room for as many in shared memory as one call can have, or less. */
+/* Puts the marked blocks of [first, first + 32 words) from place `at` on, in order. Returns how
+ * many. order: space in shared memory for as many as one call can have, or fewer. */
 static __device__ __forceinline__ uint32_t put_marked(const struct choose &c, const uint32_t *marks,
                                                       uint32_t first, uint32_t words,
                                                       uint32_t *order, const struct answer &to,
@@ -235,7 +236,8 @@ static __device__ __forceinline__ void collect(args_t a, uint32_t number, struct
     __syncthreads();
 }
 
-/* The last step: the blocks above the cut are marked in the workspace; n candidates are chosen. */
+/* The last step. The blocks above the cut are marked in the workspace, and n candidates are
+ * chosen. */
 static __device__ __forceinline__ uint32_t put_choice(args_t a, const struct choose &c, uint32_t number,
                                                       const uint32_t *chosen, uint32_t n_chosen,
                                                       const struct answer &to, uint32_t at)
@@ -261,7 +263,8 @@ static __device__ __forceinline__ uint32_t put_choice(args_t a, const struct cho
     return at - begin;
 }
 
-/* windows < room <= n, n > UCM_SELECT_CUDA_LONG. Puts blocks between the windows to place `at` and behind; returns how many. */
+/* windows < room <= n, n > UCM_SELECT_CUDA_LONG. Puts blocks between the windows at place `at` and
+ * after it. Returns how many. */
 static __device__ __forceinline__ uint32_t put_top(args_t a, const struct choose &c,
                                                    struct digit_sums *sums, uint32_t *digits,
                                                    uint32_t number, uint32_t windows, uint32_t room,

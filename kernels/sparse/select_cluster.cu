@@ -1,8 +1,9 @@
-/* Scores and choices of lists, one a KV head, of tokens with rest by the metric `rounded` and top k: a cluster of thread blocks for each
- * list. A thread block scores its part of the list's blocks and keeps the scores in shared memory; then the cluster
- * agrees on what softmax and the choice need. Nothing is read from the GPU's memory but summaries and queries, nothing
- * is kept between launches, and no thread block waits for one of another cluster. The bits are those of score_plain.c
- * and choose.c.
+/* Scores and choices of lists, one for each KV head, of tokens with rest by the metric `rounded`
+ * and top k. Each list has a cluster of thread blocks. A thread block scores its part of the list's
+ * blocks and keeps the scores in shared memory. Then the cluster agrees on what softmax and the
+ * choice need. Only summaries and queries are read from the GPU's memory, and nothing is kept
+ * between launches. No thread block waits for one of another cluster. The bits are those of
+ * score_plain.c and choose.c.
  *
  * cluster_score.cuh scores, cluster_choose.cuh chooses. */
 #include "kernels/sparse/cluster_choose.cuh"
@@ -62,7 +63,7 @@ static __device__ __forceinline__ void select_list(args_t a)
     extern "C" __global__ void __launch_bounds__(UCM_SELECT_CLUSTER_THREADS, 1)                    \
     ucm_select_cluster_rest_4_##panels(const __grid_constant__ struct ucm_select_cuda args)        \
     {                                                                                              \
-        if (args.sequences > 0) /* else it is launched to be loaded */                                \
+        if (args.sequences > 0) /* otherwise it is launched only to load it */                     \
             select_list<UCM_SELECT_REST, 4, panels>(args);                                         \
     }
 

@@ -1,5 +1,5 @@
-/* What the kernels of select.cu take, filled in by client/cuda/sparse_select.c. All addresses are the
- * GPU's; passed by value, so a captured launch keeps its own copy. */
+/* What the kernels of select.cu take, filled in by client/cuda/sparse_select.c. All addresses are
+ * the GPU's. Kernels take it by value, so a captured launch keeps its own copy. */
 #ifndef UCM_KERNELS_SELECT_CUDA_H
 #define UCM_KERNELS_SELECT_CUDA_H
 
@@ -21,14 +21,15 @@
     16384u /* of a list, held while it is chosen from by mass; longer lists are read again */
 #define UCM_SELECT_CUDA_SLICE 8192u  /* of a long list: what one item looks through */
 #define UCM_SELECT_CUDA_LONG 8192u   /* longer lists are looked through by several thread blocks */
-#define UCM_SELECT_CUDA_FOUND 10240u /* blocks that a choice compares closely, at most */
+#define UCM_SELECT_CUDA_FOUND 10240u /* blocks that a choice compares one by one, at most */
 #define UCM_SELECT_CUDA_MARKS 4096u  /* words of a bit a block, of a choice at once */
 #define UCM_SELECT_CUDA_NO_INDEX 0xffffffffu /* in an answer, after the chosen blocks */
 
-/* Dynamic shared memory, in bytes, at least: what a choice takes; or scores of a whole tile, and after them, if N > 0,
- * RINGS, through which vectors come, or else the prepared queries, then the addresses of the tile's summaries. Where N
- * is 0 and warps have several jobs each, summaries of chunks that are scored or under way are staged in STAGES places
- * after the scores of two chunks, which may take more. */
+/* Dynamic shared memory, in bytes, is at least what a choice takes. Scoring takes the scores of a
+ * whole tile, then RINGS bytes, then the addresses of the tile's summaries. If N > 0, vectors come
+ * through the RINGS bytes; otherwise these hold the prepared queries. If N is 0 and warps have
+ * several jobs each, the scores of two chunks come first. After them, summaries of chunks are
+ * staged in STAGES places, which may take more. */
 #define UCM_SELECT_CUDA_SHARED                                                                     \
     (4 * (2 * UCM_SELECT_CUDA_FOUND + UCM_SELECT_CUDA_MARKS + UCM_SELECT_CUDA_SLICE))
 #define UCM_SELECT_CUDA_RINGS_AT (4 * UCM_SELECT_CUDA_RAW)
@@ -45,9 +46,10 @@ enum ucm_select_cuda_q {
     UCM_SELECT_Q_BF16 = 2,
 };
 
-/* The kernels ucm_select_FAMILY_QUERIES_N: QUERIES of one KV head at once, 1 or 4; for vectors of 32 * N
- * channels, N being 2 or 4; or for any, if N is 0. For UCM_METRIC_ROUNDED ucm_select_matrix_FAMILY_N_PANELS: 4 * PANELS queries of a KV
- * head at once, 1 or 2; N is 2 or 4; DOT and REST only. */
+/* The kernels ucm_select_FAMILY_QUERIES_N score QUERIES (1 or 4) of one KV head at once. N is 2 or
+ * 4 for vectors of 32 * N channels, or 0 for any. For UCM_METRIC_ROUNDED,
+ * ucm_select_matrix_FAMILY_N_PANELS score 4 * PANELS queries of a KV head at once; PANELS is 1 or
+ * 2, and N 2 or 4. FAMILY is DOT or REST. */
 enum ucm_select_cuda_family {
     UCM_SELECT_DOT = 0, /* mean, submean, tokens without rest */
     UCM_SELECT_L2 = 1,  /* the same, minus the squared distance; N is 0 */
@@ -99,14 +101,15 @@ struct ucm_select_cuda {
     uint32_t stage_at;   /* in shared memory, in bytes */
     uint32_t summary_at; /* the tile's addresses there, a multiple of 8 */
     uint32_t
-        prepares; /* queries are prepared by an item a sequence, in the workspace; else by each thread block .. */
+        prepares; /* an item for each sequence prepares queries, in the workspace; else each thread
+                   * block does .. */
     uint32_t query_at;   /* .. there, a multiple of 16; 0, where scores go, if N > 0 */
     uint32_t copy_bytes; /* of a summary, that scores need */
     /* The launch. */
-    uint32_t blocks;    /* of the summaries' memory: what lies outside has no summary */
-    uint32_t q_dtype;   /* enum ucm_select_cuda_q */
-    uint32_t wide;      /* summaries are aligned to 16 bytes */
-    uint32_t q_aligned; /* every query begins at a multiple of 4 elements */
+    uint32_t blocks;                  /* of the summaries' memory: numbers beyond have no summary */
+    uint32_t q_dtype;                 /* enum ucm_select_cuda_q */
+    uint32_t wide;                    /* summaries are aligned to 16 bytes */
+    uint32_t q_aligned;               /* every query begins at a multiple of 4 elements */
     uint64_t summaries, block_stride; /* the layer's */
     uint64_t table, table_stride;     /* int32_t; elements from a sequence's row to the next */
     uint64_t n_blocks;                /* int32_t[sequences] */

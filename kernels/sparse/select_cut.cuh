@@ -1,5 +1,5 @@
-/* Where the choice among one list ends, by any policy, and putting its blocks in order: for mass, and for top k
- * where very many blocks score alike. */
+/* Finds where the choice among one list ends, by any policy, and puts its blocks in order. Used for
+ * mass, and for top k if very many blocks score alike. */
 #ifndef UCM_KERNELS_SPARSE_SELECT_CUT_CUH
 #define UCM_KERNELS_SPARSE_SELECT_CUT_CUH
 
@@ -69,7 +69,8 @@ static __device__ __forceinline__ uint32_t key_at(const struct choose &c, uint32
     return c.held ? shared[b] : ucm_score_key(c.scores[b]);
 }
 
-/* use(key) for the keys of blocks [begin, end), in any order; several loads are under way at once. */
+/* use(key) for the keys of blocks [begin, end), in any order; several loads are under way at
+ * once. */
 template <typename USE>
 static __device__ __forceinline__ void each_key(const struct choose &c, uint32_t begin, uint32_t end,
                                                 USE use)
@@ -94,8 +95,8 @@ static __device__ __forceinline__ uint32_t key_weight(args_t a, const struct cho
     return weight_of(key_score(key), c.top, a.mass_beta);
 }
 
-/* Sums of the digit at `shift` over the candidates whose bits from `above` up are `prefix`; above 32:
- * over all. */
+/* Sums of the digit at `shift` over the candidates whose bits from `above` up are `prefix`. above
+ * 32: over all candidates. */
 static __device__ __forceinline__ void sum_digits(args_t a, const struct choose &c,
                                                   struct digit_sums *sums, uint32_t above,
                                                   uint32_t prefix, uint32_t shift, uint32_t mask)
@@ -129,8 +130,8 @@ static __device__ __forceinline__ uint64_t digit_mass(const struct choose &c,
     return c.mass ? ((uint64_t)sums->mass_high[digit] << 12) + sums->mass_low[digit] : 0;
 }
 
-/* The digit, from the largest down, in which the taking ends; what the digits above it hold is taken off
- * the need. -1: all of them are taken. A thread has four digits. */
+/* The digit, from the largest down, in which the taking ends. Candidates with higher digits are
+ * subtracted from the need. -1: all are taken. A thread has four digits. */
 static __device__ __forceinline__ int32_t walk(const struct choose &c, const struct digit_sums *sums,
                                                struct need *need)
 {
@@ -220,7 +221,7 @@ static __device__ __forceinline__ uint32_t least(uint64_t x, uint32_t most)
     return x < most ? (uint32_t)x : most;
 }
 
-/* Blocks that the policy allows of n, windows included; or the launch. */
+/* How many of n blocks the policy allows, or the launch; windows included. */
 static __device__ __forceinline__ uint32_t most_blocks(args_t a, uint32_t sequence, uint32_t n)
 {
     uint64_t k;
@@ -236,7 +237,7 @@ static __device__ __forceinline__ uint32_t most_blocks(args_t a, uint32_t sequen
     return least(k > a.min_blocks ? k : a.min_blocks, n);
 }
 
-/* What mass asks for beyond the windows. */
+/* What mass needs beyond the windows. */
 static __device__ __forceinline__ uint64_t mass_need(args_t a, const struct choose &c)
 {
     uint64_t windows = 0, between = 0, need;
@@ -285,8 +286,8 @@ static __device__ __forceinline__ void put(const struct choose &c, const struct 
         to.score[at] = c.scores[b];
 }
 
-/* Blocks between the windows that the cut lets in, ascending, from place `at` on; returns how many. A
- * warp has a run of blocks; it counts them, then knows where its own go. */
+/* Puts blocks between the windows that the cut admits, ascending, from place `at` on. Returns how
+ * many. A warp has a run of blocks. It counts them, and then knows where its own go. */
 static __device__ __forceinline__ uint32_t put_rest(const struct choose &c, const struct cut &cut,
                                                     const struct answer &to, uint32_t at)
 {

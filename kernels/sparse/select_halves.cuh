@@ -1,13 +1,15 @@
-/* What the matrix units take and give, for UCM_METRIC_ROUNDED: rounded queries are integers of at most 15 bits times a power of
- * two, so each is two int8, a high and a low one, and a dot product is two exact sums of products of int8: 256 * high + low.
- * One m16n8k32 has 16 vectors, each of another block, against 4 queries' two halves; a thread gets both halves of its query's
- * sums with two of the blocks. */
+/* What the matrix units take and give, for UCM_METRIC_ROUNDED. Rounded queries are integers of at
+ * most 15 bits times a power of two. So each is two int8, a high and a low one. A dot product is
+ * two exact sums of products of int8: 256 * high + low. One m16n8k32 multiplies 16 vectors, each of
+ * another block, with the two halves of 4 queries. A thread gets both halves of its query's sums
+ * with two of the blocks. */
 #ifndef UCM_KERNELS_SPARSE_SELECT_HALVES_CUH
 #define UCM_KERNELS_SPARSE_SELECT_HALVES_CUH
 
 #include "kernels/sparse/select_item.cuh"
 
-/* Vectors of 32 N channels: what a thread, one of four, has of each, and how their queries are rounded. */
+/* Vectors of 32 N channels: the part that each of four threads has, and how their queries are
+ * rounded. */
 template <int F, int N> struct quarter_of {
     static constexpr uint32_t words = F == UCM_SELECT_REST ? N : 2 * N;
     static constexpr uint32_t top = F == UCM_SELECT_REST ? 3 : 7; /* of ucm_grid_coarser */
@@ -21,7 +23,7 @@ static __device__ __forceinline__ uint32_t quarter(void)
 
 /* ---- queries ---- */
 
-/* Over the threads that share a query: all of a warp, or four. */
+/* Reduces over the threads that share a query: all of a warp, or four. */
 template <bool WARP> static __device__ __forceinline__ uint32_t sharers_max(uint32_t x)
 {
     if (WARP)
@@ -44,7 +46,7 @@ static __device__ __forceinline__ int32_t to_integer(float x)
     return (int32_t)(ucm_f32_bits(x + 0x1.8p23f) - 0x4b400000u);
 }
 
-/* Half of four integers: bytes, the high ones such that 256 * high + low is the integer, both signed. */
+/* The high or the low halves of four integers, as signed bytes: 256 * high + low is the integer. */
 static __device__ __forceinline__ uint32_t pack_halves(const int32_t n[4], bool low)
 {
     uint32_t word = 0;
@@ -55,7 +57,8 @@ static __device__ __forceinline__ uint32_t pack_halves(const int32_t n[4], bool 
     return word;
 }
 
-/* How ucm_summary_round rounds a query: to multiples of 2^e; `largest` has the bits of its largest channel. */
+/* How ucm_summary_round rounds a query: to multiples of 2^e; `largest` has the bits of its largest
+ * channel. */
 struct grid {
     uint32_t largest;
     int32_t e;
@@ -69,7 +72,7 @@ template <int F> static __device__ __forceinline__ float step_of(const struct gr
     return g.largest < UCM_GRID_TOP ? ucm_power(e) : ucm_f32(0x7fc00000u);
 }
 
-/* By those who share a query; each has 4 WORDS of its channels. */
+/* By the threads that share a query; each has 4 WORDS of its channels. */
 template <int F, int N, bool WARP, int WORDS>
 static __device__ __forceinline__ struct grid grid_of(args_t a, const float x[WORDS][4])
 {

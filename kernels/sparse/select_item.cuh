@@ -1,5 +1,5 @@
-/* What the steps of a selection have in common: an item's place among the sequences, waiting for
- * other items, and queries in the form in which scores read them. */
+/* What the steps of a selection have in common. That is an item's place among the sequences,
+ * waiting for other items, and queries in the form that scores read. */
 #ifndef UCM_KERNELS_SPARSE_SELECT_ITEM_CUH
 #define UCM_KERNELS_SPARSE_SELECT_ITEM_CUH
 
@@ -101,7 +101,8 @@ static __device__ __forceinline__ uint32_t high_mask(const float q[4])
     return mask;
 }
 
-/* A prepared query for box has, after its channels, the masks of each four, and the sum of all |q|. */
+/* After its channels, a prepared query for box has a mask for each four of them, and the sum of all
+ * |q|. */
 static __device__ __forceinline__ const uint32_t *query_masks(args_t a, const float *query)
 {
     return (const uint32_t *)(query + a.padded);
@@ -194,8 +195,8 @@ static __device__ __forceinline__ void prepare_queries(args_t a, uint32_t sequen
     }
 }
 
-/* A sequence's prepared queries: in the workspace, by an item of their own; or in shared memory, by each thread block
- * that scores. */
+/* A sequence's prepared queries. An item of their own prepares them in the workspace, or each
+ * thread block that scores, in its shared memory. */
 static __device__ __forceinline__ float *prepared(args_t a, uint32_t sequence)
 {
     if (!a.prepares)

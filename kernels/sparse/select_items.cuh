@@ -1,16 +1,18 @@
 /* Scores and choices for many sequences in one launch.
  *
- * The work is cut into items, numbered in the order of their needs: each sequence's queries are prepared;
- * tiles of its blocks are scored; with softmax the weights of each tile are summed, then shared out;
- * slices of long lists are looked through; at last a choice is made from each list. Thread blocks draw
- * items from a counter, and an item waits for those that it needs. They have lower numbers, so thread
- * blocks that run have drawn them: no wait needs a thread block that has not begun, whatever else the GPU
- * does. The last thread block that finds no item sets all counters to 0 for the next launch. The bits are
- * those of score_plain.c and choose.c.
+ * The work is cut into items, numbered in the order of their needs. First, each sequence's queries
+ * are prepared. Then tiles of its blocks are scored. With softmax, the weights of each tile are
+ * summed, then turned into shares. Then slices of long lists are looked through. Last, a choice is
+ * made from each list. Thread blocks draw items from a counter, and an item waits for those that it
+ * needs. These have lower numbers, so thread blocks that run have drawn them. So no wait needs a
+ * thread block that has not begun, whatever else the GPU does. The last thread block that finds no
+ * item sets all counters to 0 for the next launch. The bits are those of score_plain.c and
+ * choose.c.
  *
- * select_item.cuh has what items have in common; select_score.cuh scores a tile, by select_short.cuh or select_long.cuh,
- * which share select_work.cuh and select_sums.cuh; select_reduce.cuh makes lists of the scores; select_cut.cuh and
- * select_choose.cuh choose. Here are the items; select.cu and select_rare.cu have the kernels. */
+ * select_item.cuh has what items have in common. select_score.cuh scores a tile, by
+ * select_short.cuh or select_long.cuh, which share select_work.cuh and select_sums.cuh.
+ * select_reduce.cuh makes lists of the scores. select_cut.cuh and select_choose.cuh choose. Here
+ * are the items; select.cu and select_rare.cu have the kernels. */
 #ifndef UCM_KERNELS_SPARSE_SELECT_ITEMS_CUH
 #define UCM_KERNELS_SPARSE_SELECT_ITEMS_CUH
 
@@ -34,7 +36,7 @@ static __device__ __forceinline__ uint32_t sequence_blocks(args_t a, uint32_t se
 /* Blocks of an item, at most, if sequences share the launch: their ends leave small tiles. */
 #define SHARED_TILE 256u
 
-/* So many blocks that each thread block gets as many tiles, and few of them. */
+/* How many blocks a tile has, so that each thread block gets the same number of tiles, and few. */
 static __device__ __forceinline__ uint32_t tile_blocks(args_t a)
 {
     uint32_t most = a.sequences > 1 ? min(a.tile, SHARED_TILE) : a.tile;
@@ -199,8 +201,9 @@ static __device__ __forceinline__ void select_all(args_t a)
             drawn = next;
         __syncthreads();
         uint32_t item = drawn;
-        /* The next is drawn ahead. An item drawn waits only for lower numbers: the lowest that is not
-         * done is being run, or waits behind a lower one, which can't be. */
+        /* The next item is drawn ahead. A drawn item waits only for lower numbers. The lowest that
+         * is not done is running: otherwise its thread block would be at a lower one that is not
+         * done. */
         if (threadIdx.x == 0)
             next = atomicAdd(&ticket[0], 1);
         more = run_item<F, Q, N, P>(a, &p, item);
@@ -222,7 +225,8 @@ static __device__ __forceinline__ void select_all(args_t a)
         select_all<family, queries, n, 0>(args);                                                   \
     }
 
-/* For UCM_METRIC_ROUNDED: by the matrix units, for vectors of 32 * n channels and 4 * panels queries at once. */
+/* For UCM_METRIC_ROUNDED: by the matrix units, for vectors of 32 * n channels and 4 * panels
+ * queries at once. */
 #define MATRIX_KERNEL(name, family, n, panels)                                                     \
     extern "C" __global__ void __launch_bounds__(THREADS, 1)                                       \
     ucm_select_matrix_##name##_##n##_##panels(const __grid_constant__ struct ucm_select_cuda args) \

@@ -1,7 +1,8 @@
-/* Scores by the matrix units, for UCM_METRIC_ROUNDED: vectors of 32 N channels against 4 P queries of a KV head.
+/* Scores by the matrix units, for UCM_METRIC_ROUNDED: they multiply vectors of 32 N channels with 4
+ * P queries of a KV head.
  *
- * Channels are taken in the order in which a thread loads them; the queries' are the same. A warp waits for nobody: it
- * rounds its queries in registers and loads vectors some steps ahead. */
+ * Channels are taken in the order in which a thread loads them, also those of queries. A warp waits
+ * for no other: it rounds its queries in registers, and loads vectors some steps ahead. */
 #ifndef UCM_KERNELS_SPARSE_SELECT_MATRIX_CUH
 #define UCM_KERNELS_SPARSE_SELECT_MATRIX_CUH
 
@@ -19,8 +20,9 @@ template <int F> struct ahead {
 
 /* ---- queries ---- */
 
-/* P times four queries: the halves of query lane / 8, high in even eights of lanes and low in odd ones; and what sums
- * of query lane % 4 are multiplied with. */
+/* P times four queries. A lane has halves of words of query lane / 8: high ones in even eighths of
+ * the lanes, low ones in odd eighths. It also has what sums of query lane % 4 are multiplied
+ * with. */
 template <int N, int P> struct halves {
     uint32_t word[P][2 * N];
     float step[P];
@@ -140,7 +142,7 @@ static __device__ __forceinline__ void load_pair(args_t a, const struct work &w,
 
 /* ---- scores ---- */
 
-/* What the vectors of two blocks make, for each of P queries. */
+/* What the vectors of two blocks give, for each of P queries. */
 template <int F, int P> struct scores {
     struct gathered<F> of[P][2];
 };
@@ -219,7 +221,7 @@ static __device__ __forceinline__ void score_matrix(args_t a, const struct work 
         }
 }
 
-/* The whole tile in one go. The numbers of its blocks are on their way while the queries are
+/* The whole tile at once. The numbers of its blocks are on their way while the queries are
  * rounded. */
 template <int F, int N, int P>
 static __device__ __forceinline__ void score_tile_matrix(args_t a, const struct tile &t)

@@ -1,4 +1,5 @@
-/* Selections by items (select_items.cuh): the kernels that select.cu does not have. What all of them end in is compiled once, and linked. */
+/* Selections by items (select_items.cuh): the kernels that select.cu does not have. The code in
+ * which all of them end is compiled once, and linked. */
 #include "kernels/sparse/select_items.cuh"
 
 #define SHORT_KERNELS(name, family)                                                                \

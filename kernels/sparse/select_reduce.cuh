@@ -1,4 +1,5 @@
-/* From the scores of query heads to those of the lists: the reduces, and softmax in two more steps. */
+/* From the scores of query heads to those of the lists: the reduces, and softmax in two more
+ * steps. */
 #ifndef UCM_KERNELS_SPARSE_SELECT_REDUCE_CUH
 #define UCM_KERNELS_SPARSE_SELECT_REDUCE_CUH
 
@@ -47,8 +48,8 @@ static __device__ __forceinline__ struct span between_windows(args_t a, uint32_t
     return span{init, n - min(a.recent_blocks, n - init)};
 }
 
-/* Adds 1 to each valid lane's counter, lanes of one counter together: scores gather in few digits. By
- * whole warps. */
+/* Adds 1 to each valid lane's counter. Lanes of one counter add together, since most scores have
+ * one of few digits. By whole warps. */
 static __device__ __forceinline__ void count_digit(uint32_t *digits, uint32_t number, bool valid)
 {
     uint32_t same = __match_any_sync(WARP_ALL, valid ? number : ~0u);
@@ -57,8 +58,8 @@ static __device__ __forceinline__ void count_digit(uint32_t *digits, uint32_t nu
         atomicAdd(digits + number, (uint32_t)__popc(same));
 }
 
-/* From the scores of a KV head's queries for each block of the tile to those of the lists. head(g, b)
- * is the head's. */
+/* From the scores of a KV head's queries for each block of the tile to those of the lists. head(g,
+ * b) is the head's. */
 template <typename HEAD>
 static __device__ __forceinline__ void put_lists(args_t a, const struct tile &t, HEAD head)
 {
@@ -155,8 +156,8 @@ static __device__ __forceinline__ float top_score(uint32_t key)
     return key == 0 ? -ucm_inf() : key_score(key);
 }
 
-/* A thread's four blocks from b on, of a query head's `count` in a tile; 0 for those that are not. The tile begins at a
- * multiple of 4 blocks, and so do rows. */
+/* A thread's four blocks from b on, of a query head's `count` in a tile; 0 for those that are not.
+ * The tile begins at a multiple of 4 blocks, and so do rows. */
 static __device__ __forceinline__ uint32_t four_weights(const float *raw, uint32_t b, uint32_t count, float top,
                                                         float beta)
 {
@@ -190,8 +191,8 @@ static __device__ __noinline__ void weigh_item(args_t a, const struct tile &t)
     item_done(&progress(a, t.sequence)->weighed);
 }
 
-/* x / total, rounded to nearest, for a weight x and a total from 1 to 2^44, by = 1 / total: the second quotient is less
- * than one unit off, and what it leaves mends it. */
+/* x / total, rounded to nearest, for a weight x and a total from 1 to 2^44. by: 1 / total. The
+ * second quotient is off by less than one unit, and its remainder corrects it. */
 static __device__ __forceinline__ float share_of(float x, float total, float by)
 {
     float q = x * by;

@@ -19,7 +19,7 @@ static __device__ __noinline__ void reduce(args_t a, const struct tile &t, uint3
         reduce_chunk(a, part, raw);
 }
 
-/* By all threads: the tile's summaries are known, and the sequence's queries prepared. */
+/* By all threads. The tile's summaries are known, and the sequence's queries are prepared. */
 template <int F>
 static __device__ __forceinline__ void tile_begin(args_t a, const struct tile &t)
 {
@@ -34,8 +34,8 @@ static __device__ __forceinline__ void tile_begin(args_t a, const struct tile &t
         __syncthreads();
 }
 
-/* The whole tile in one go: each warp goes through it for each of its jobs. Queries that are not
- * prepared by an item lie where the scores go. */
+/* The whole tile at once. Each warp goes through it for each of its jobs. Queries that no item
+ * prepared lie where the scores go. */
 template <int F, int Q, int N>
 static __device__ __forceinline__ void score_tile(args_t a, const struct tile &t)
 {
@@ -73,8 +73,8 @@ static __device__ __forceinline__ void score_job(args_t a, const struct work &w)
         score_long<F, Q>(a, w);
 }
 
-/* Vectors of any length by chunks, or a tile as one chunk. Where many queries share summaries, the next chunk's are on
- * their way while a chunk is scored, and what was scored before is reduced. */
+/* Vectors of any length by chunks, or a tile as one chunk. If many queries share summaries, those
+ * of the next chunk are on their way while a chunk is scored and the one before is reduced. */
 template <int F, int Q>
 static __device__ __forceinline__ void score_chunks(args_t a, const struct tile &t)
 {

@@ -1,6 +1,6 @@
-/* Scores of vectors of 32 N channels, N known when this is compiled. A thread keeps its part of Q queries in registers;
- * vectors come through a ring of slots in shared memory, a ring for each warp, which is filled DEPTH - 1 steps ahead:
- * a warp waits for its own copies only. */
+/* Scores of vectors of 32 N channels, N known when this is compiled. A thread keeps its part of Q
+ * queries in registers. Vectors come through a ring of slots in shared memory, one ring for each
+ * warp. It is filled DEPTH - 1 steps ahead, and a warp waits only for its own copies. */
 #ifndef UCM_KERNELS_SPARSE_SELECT_SHORT_CUH
 #define UCM_KERNELS_SPARSE_SELECT_SHORT_CUH
 
@@ -34,8 +34,8 @@ static __device__ __forceinline__ void load_queries(args_t a, const struct work 
 
 /* ---- the ring ---- */
 
-/* A slot has a step's vectors, one a team: the words of the family's arrays, then its scales, each in the 4 bytes that
- * it lies in. No two teams' words have a bank in common. */
+/* A slot has a step's vectors, one for each team. It has the words of the family's arrays, then for
+ * each scale the 4 bytes around it. No two teams' words have a bank in common. */
 template <int F, int N> struct ring {
     static constexpr uint32_t vector = (F == UCM_SELECT_REST ? 16 : 32) * N;
     static constexpr uint32_t bytes = family<F>::arrays * vector;
@@ -47,8 +47,8 @@ template <int F, int N> struct ring {
     static_assert(depth >= 2 && bytes + 4 * family<F>::sums <= pitch, "a ring fits");
 };
 
-/* A thread's view of its warp's ring. Addresses are of shared memory, of the team's place in a slot. Registers are
- * short: the queries fill most of them. */
+/* A thread's view of its warp's ring. Addresses are of shared memory, of the team's place in a
+ * slot. There are few registers, since the queries fill most of them. */
 struct feed {
     uint32_t summaries;  /* address: the team's first block's */
     uint32_t at, v;    /* the next vector to copy: of block at + the team's number */
@@ -106,7 +106,7 @@ static __device__ __forceinline__ void copy_vector(args_t a, const struct feed &
             copy_16(to + k * ring::vector + 16 * part, summary + a.array[k]);
 }
 
-/* Begins the copy of the next vector, if there is one, as a group of its own. */
+/* Begins the copy of the next vector, if there is one, as one group. */
 template <int F, int N>
 static __device__ __forceinline__ void feed_next(args_t a, const struct work &w, struct feed *f)
 {
@@ -144,7 +144,8 @@ static __device__ __forceinline__ void feed_begin(args_t a, const struct work &w
         feed_next<F, N>(a, w, f);
 }
 
-/* The oldest copy is there, for all of the warp, and the slot used before it is free. */
+/* Waits until the oldest copy is there for all of the warp; then the slot used before it is
+ * free. */
 template <int DEPTH> static __device__ __forceinline__ void feed_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 2) : "memory");
@@ -159,7 +160,8 @@ template <int F, int N> struct vector {
     float s[family<F>::sums];
 };
 
-/* The oldest vector of the ring, v of the KV head's; its slot is the next to be filled, once all have taken it. */
+/* The oldest vector of the ring, v of the KV head's. Its slot is the next to be filled, once all
+ * have read it. */
 template <int F, int N>
 static __device__ __forceinline__ void take_vector(struct feed *f, uint32_t v, struct vector<F, N> *to)
 {

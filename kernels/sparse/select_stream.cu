@@ -1,10 +1,12 @@
-/* Scores and choices for many sequences in one launch, of tokens with rest by the metric `rounded`, softmax and top k: three kinds of warps in each
- * thread block, each at its own pace. One brings tiles of summaries, a sequence's after another's; some score them;
- * others make choices from the lists of sequences whose scores are all there. So the GPU's memory is read all the time.
+/* Scores and choices for many sequences in one launch, of tokens with rest by the metric `rounded`,
+ * softmax and top k. A thread block has three kinds of warps, each at its own pace. One brings
+ * tiles of summaries, one sequence after another. Some score them. Others make choices from the
+ * lists of sequences whose scores are complete. So the GPU's memory is read all the time.
  *
- * Tiles and lists are drawn from counters. Whoever waits, waits for tiles that were drawn before or will be by
- * thread blocks that run: no wait needs a thread block that has not begun. The last thread block sets the counters to 0 for
- * the next launch. The bits are those of score_plain.c and choose.c.
+ * Tiles and lists are drawn from counters. A warp waits only for tiles that running thread blocks
+ * have drawn or will draw. So no wait needs a thread block that has not begun. The last thread
+ * block sets the counters to 0 for the next launch. The bits are those of score_plain.c and
+ * choose.c.
  *
  * stream_pipe.cuh brings, stream_score.cuh scores, stream_choose.cuh chooses. */
 #include "kernels/sparse/stream_score.cuh"

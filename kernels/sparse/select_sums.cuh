@@ -117,8 +117,8 @@ static __device__ __forceinline__ float swap_add(float keep, float give, uint32_
     return keep + __shfl_xor_sync(WARP_ALL, give, with);
 }
 
-/* Which query a thread has in place i: so that each step of the fold keeps the first half of the places
- * and gives the second, which are the first of the thread that gets them. */
+/* Which query a thread has in place i. Each step of the fold keeps the first half of the places and
+ * gives the second half away. For the thread that gets them these are the first half. */
 template <int Q> static __device__ __forceinline__ uint32_t query_of(uint32_t i)
 {
     return Q == 4 ? i ^ threadIdx.x % TEAM / 2 : i;
@@ -165,7 +165,7 @@ static __device__ __forceinline__ float finish(args_t a, const float sum[family<
     return s[0] * sum[0];
 }
 
-/* What a block's vectors make: the best of them; of `rest` the logarithm of their sum. */
+/* What a block's vectors give: the best of them; with `rest` the logarithm of their sum. */
 template <int F> struct gathered {
     struct ucm_log_sum sum = {-ucm_inf(), 0.0f};
 

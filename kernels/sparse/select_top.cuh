@@ -1,5 +1,6 @@
-/* Top k of a list that fits a thread block's registers: a thread has HELD blocks in a row. The first digits are counted
- * already; two more find the key at which the taking ends, and then every thread knows where its blocks go. */
+/* Top k of a list that fits a thread block's registers. A thread has HELD blocks in a row. The
+ * first digits are counted already. Two more digits give the key at which the taking ends. Then
+ * every thread knows where its blocks go. */
 #ifndef UCM_KERNELS_SPARSE_SELECT_TOP_CUH
 #define UCM_KERNELS_SPARSE_SELECT_TOP_CUH
 
@@ -7,8 +8,9 @@
 
 #define HELD (UCM_SELECT_CUDA_LONG / THREADS)
 
-/* The digit, from the largest down, in which the taking ends, and what of it is still to be taken. -1: all
- * are taken. count: the thread's, of digits DIGITS - 1 - 4 threadIdx.x and the three below, the highest first. */
+/* The digit, from the largest down, in which the taking ends, and what of it is still to be taken.
+ * -1: all are taken. count: the thread's, of digits DIGITS - 1 - 4 threadIdx.x and the three below,
+ * the highest first. */
 static __device__ __forceinline__ int32_t walk_counts(const uint32_t count[4], uint32_t *need)
 {
     __shared__ uint32_t part[WARPS], left;
@@ -45,7 +47,7 @@ static __device__ __forceinline__ int32_t walk_counts(const uint32_t count[4], u
     return digit;
 }
 
-/* The thread's digits at `from`, as walk_counts wants them. */
+/* The thread's digits at `from`, in the form that walk_counts takes. */
 static __device__ __forceinline__ uint4 *own_digits(uint32_t *from)
 {
     static_assert(DIGITS == 4 * THREADS, "a thread has four digits");
@@ -80,8 +82,8 @@ static __device__ __forceinline__ void load_held(const struct choose &c, struct 
     }
 }
 
-/* Goes one digit further: among the keys that begin with prefix, the next `width` bits of the one at which the taking
- * ends. counts are 0. */
+/* Goes one digit further: among the keys that begin with prefix, the next `width` bits of the one
+ * at which the taking ends. counts are 0. */
 static __device__ __forceinline__ uint32_t next_digit(const struct held &h, uint32_t *counts, uint32_t prefix,
                                                       uint32_t shift, uint32_t width, uint32_t *need)
 {
@@ -93,7 +95,7 @@ static __device__ __forceinline__ uint32_t next_digit(const struct held &h, uint
     return prefix << width | walk_digits(*own_digits(counts), need);
 }
 
-/* How many the threads before have. x: at most 16 of each half; both halves at once. */
+/* How many the threads before this one have. x: at most 16 in each half; both halves at once. */
 static __device__ __forceinline__ uint32_t sum_before(uint32_t x, uint32_t *all)
 {
     __shared__ uint32_t part[WARPS];
@@ -116,7 +118,8 @@ static __device__ __forceinline__ uint32_t sum_before(uint32_t x, uint32_t *all)
     return sum - x;
 }
 
-/* Puts the blocks above the cut, and of those that equal it the lowest, from place `at` on. Returns how many. */
+/* Puts the blocks above the cut, and of those that equal it the lowest, from place `at` on. Returns
+ * how many. */
 static __device__ __forceinline__ uint32_t put_held(const struct choose &c, const struct held &h,
                                                     const struct cut &cut, const struct answer &to, uint32_t at)
 {
@@ -140,8 +143,9 @@ static __device__ __forceinline__ uint32_t put_held(const struct choose &c, cons
     return (all & 0xffff) + min(all >> 16, cut.ties);
 }
 
-/* windows < room <= n <= UCM_SELECT_CUDA_LONG. Puts blocks between the windows to place `at` and behind; returns how
- * many. counts: 2 * DIGITS. +inf is the largest key, so those blocks come first, as far as there is room. */
+/* windows < room <= n <= UCM_SELECT_CUDA_LONG. Puts blocks between the windows at place `at` and
+ * after it. Returns how many. counts: 2 * DIGITS. +inf is the largest key, so those blocks come
+ * first, as far as they fit. */
 static __device__ __forceinline__ uint32_t put_top_held(args_t a, const struct choose &c, uint32_t *counts,
                                                         uint32_t *digits, uint32_t windows, uint32_t room,
                                                         const struct answer &to, uint32_t at)

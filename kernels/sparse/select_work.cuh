@@ -6,7 +6,7 @@
 
 #define PAD UCM_SELECT_CUDA_PAD
 
-/* What one warp scores of a chunk: queries of a KV head against blocks first, first + step .. */
+/* What one warp scores of a chunk: queries of a KV head with blocks first, first + step .. */
 struct work {
     const uint64_t *summary; /* of the chunk's blocks, in shared memory */
     const uint8_t *stage;   /* or a copy of them, in shared memory */
@@ -17,8 +17,8 @@ struct work {
     uint32_t first, step, count; /* blocks */
 };
 
-/* Jobs: each is Q queries of one KV head. A warp has one or more; when there are fewer of them than warps,
- * several share a job's blocks. */
+/* A job is Q queries of one KV head. A warp has one or more. If there are fewer jobs than warps,
+ * several warps share a job's blocks. */
 struct jobs {
     uint32_t n, ways;
 };

@@ -2,8 +2,8 @@
  *
  * A summary is computed from one layer's K (for `stats` also V) of one block, and later scored
  * against queries. docs/design/retrieval.md defines every byte and every rounding, so that this
- * code, the CUDA form and implementations by others give the same bits. The scalar arithmetic that C
- * and CUDA share is in arith.h; scoring many blocks and choosing among them is in select.h.
+ * code, the CUDA form and implementations by others give the same bits. The scalar arithmetic that
+ * C and CUDA share is in arith.h; scoring many blocks and choosing among them is in select.h.
  *
  * A spec says what is computed from which memory; ucm_summary_plan_init checks it and works out
  * what builds and scores need again and again. After that nothing here allocates, locks, keeps
@@ -109,13 +109,13 @@ struct ucm_summary_spec {
 /* As ucm_kv_shape_check. */
 int ucm_summary_check(const struct ucm_summary_spec *spec, char why[UCM_SPARSE_WHY]);
 
-/* How far the shape reaches, for a spec that ucm_summary_check accepts; includes V only if the method reads
- * it. */
+/* How far the shape reaches, for a spec that ucm_summary_check accepts; includes V only if the
+ * method reads it. */
 uint64_t ucm_summary_extent(const struct ucm_summary_spec *spec);
 
 /* The spec in fixed-width little-endian fields, for hashing into a namespace's identity. Fields
- * that do not change a summary's bytes are 0 in it, so specs that mean the same summary have the
- * same form:
+ * that do not change a summary's bytes are 0, so specs that mean the same summary have the same
+ * form:
  *
  *   at 0    u32 version (1), method, kind (mean) or rest (tokens), run (submean)
  *   at 16   u32 pairs (submean, with a bitmap that leaves a pair out), bits, rope_bits (hash)
@@ -150,8 +150,8 @@ struct ucm_summary_plan {
     const struct ucm_summary_method *method;
     uint32_t bytes; /* of a summary: one layer of one block */
 
-    /* The arrays of a summary, as byte offsets in the order of docs/design/retrieval.md's list:
-     * vector j of head g of array a begins at array[a] + (g * vectors + j) * vector_bytes. hash has
+    /* The arrays of a summary, as byte offsets in the order of docs/design/retrieval.md's list.
+     * Vector j of head g of array a begins at array[a] + (g * vectors + j) * vector_bytes. hash has
      * 32-bit poison words at array[1] + 4 * g. */
     uint32_t array[UCM_SUMMARY_ARRAYS];
     uint32_t scale[UCM_SUMMARY_ARRAYS]; /* bf16: scale[a] + 2 * (g * vectors + j); aligned to 2 */
@@ -189,17 +189,19 @@ enum ucm_score_metric {
         2, /* UCM_METRIC_DOT of ucm_summary_round's query; mean, submean and tokens only */
 };
 
-/* What scores need of a query head's head_dim values, once for all blocks: out has query_floats.
- * mean, tokens: q. submean: its kept channels. box: q, then the sum of its absolute values.
- * stats: q, then its squares. hash: the query's bits, words as pairs of floats' bits. The rest is 0. */
+/* Prepares what scores need of a query head's head_dim values, once for all blocks. out has
+ * query_floats. mean, tokens: q. submean: its kept channels. box: q, then the sum of its absolute
+ * values. stats: q, then its squares. hash: the query's bits, words as pairs of floats' bits. The
+ * rest is 0. */
 void ucm_summary_query(const struct ucm_summary_plan *plan, const float *q, float *out);
 
-/* For UCM_METRIC_ROUNDED, before ucm_summary_query: the channels that the method scores, rounded so that their sums with
- * summaries are exact; the others stay. All NaN, if a value is NaN or not below 2^100. out may be q. */
+/* For UCM_METRIC_ROUNDED, before ucm_summary_query. Rounds the channels that the method scores so
+ * that their sums with summaries are exact; the others stay. All become NaN if a value is NaN or
+ * not below 2^100. out may be q. */
 void ucm_summary_round(const struct ucm_summary_plan *plan, const float *q, float *out);
 
-/* The raw score of a prepared query head against KV head g of one summary (aligned to 4); +inf if the
- * head is poisoned. The reference that faster scoring is compared with. */
+/* The raw score of a prepared query head against KV head g of one summary (aligned to 4); +inf if
+ * the head is poisoned. It is the reference with which faster scoring is compared. */
 float ucm_summary_score(const struct ucm_summary_plan *plan, enum ucm_score_metric metric,
                         const float *query, const void *summary, uint32_t g);
 

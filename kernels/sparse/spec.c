@@ -168,7 +168,7 @@ static uint8_t *put(uint8_t *to, uint64_t value, unsigned bytes)
     return to;
 }
 
-/* A bitmap that keeps every pair is as none. */
+/* A bitmap that keeps every pair means the same as none. */
 static bool keeps_all(const struct ucm_summary_spec *spec)
 {
     for (uint32_t pair = 0; spec->keep_bytes > 0 && pair < spec->shape.head_dim / 2; pair++)

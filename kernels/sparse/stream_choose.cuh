@@ -1,5 +1,5 @@
-/* From a sequence's scores in the workspace to the choices of its lists: some warps of a thread block draw lists, one at a time, while others
- * score. A list's scores lie in shared memory. */
+/* From a sequence's scores in the workspace to the choices of its lists. Some warps of a thread
+ * block draw lists, one at a time, while others score. A list's scores lie in shared memory. */
 #ifndef UCM_KERNELS_SPARSE_STREAM_CHOOSE_CUH
 #define UCM_KERNELS_SPARSE_STREAM_CHOOSE_CUH
 
@@ -149,7 +149,7 @@ static __device__ __forceinline__ void share_list(args_t a, const struct part &p
 
 /* ---- lists ---- */
 
-/* By the crew: a list is drawn; ~0: there is none left. All of its scores are there. */
+/* By the crew: draws a list whose scores are all there; ~0: none is left. */
 static __device__ __forceinline__ uint32_t draw_list(args_t a, uint32_t *ticket, stream_agreement *s)
 {
     __shared__ uint32_t drawn;

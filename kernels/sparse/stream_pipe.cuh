@@ -1,5 +1,6 @@
-/* Tiles of summaries on their way from the GPU's memory to shared memory: one warp of a thread block draws tiles and begins
- * the copies of their summaries, whole ones, for the warps that score. */
+/* Tiles of summaries on their way from the GPU's memory to shared memory. One warp of a thread
+ * block draws tiles and begins the copies of their summaries, whole ones, for the warps that
+ * score. */
 #ifndef UCM_KERNELS_SPARSE_STREAM_PIPE_CUH
 #define UCM_KERNELS_SPARSE_STREAM_PIPE_CUH
 
@@ -91,7 +92,8 @@ static __device__ __forceinline__ uint32_t sequence_tiles(args_t a, uint32_t seq
     return (sequence_blocks(a, sequence) + tile - 1) / tile;
 }
 
-/* The sequence that tile `number` is of, and how many tiles the sequences before it have. Numbers only grow. */
+/* The sequence of tile `number`, and how many tiles the sequences before it have. From call to
+ * call, numbers only grow. */
 struct place {
     uint32_t sequence, before;
 };
@@ -123,7 +125,7 @@ static __device__ __forceinline__ const uint8_t *summary_of(args_t a, const stru
     return (const uint8_t *)(number < a.blocks ? a.summaries + number * a.block_stride : a.poison);
 }
 
-/* Summaries that lie at no multiple of 16. By a warp. */
+/* Copies summaries that do not lie at multiples of 16. By a warp. */
 static __device__ __noinline__ void copy_plain(args_t a, const struct tile &t, uint32_t *to)
 {
     for (uint32_t b = 0; b < t.count; b++) {

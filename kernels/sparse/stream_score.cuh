@@ -11,8 +11,8 @@ struct mine {
     const uint8_t *vector[2], *scale[2];
 };
 
-/* Rows of the matrix unit that one load of a quarter of a warp takes, r and r + 1, are four blocks apart: their summaries lie an odd number
- * of 16 bytes one after another, so that no bank is taken twice. */
+/* One load of a quarter of a warp takes rows r and r + 1 of the matrix unit, which are four blocks
+ * apart. A summary has an odd multiple of 16 bytes, so there are no bank conflicts. */
 static __device__ __forceinline__ uint32_t block_of_row(void)
 {
     return warp_lane() / 8 + warp_lane() / 4 % 2 * 4;
@@ -74,8 +74,8 @@ static __device__ __forceinline__ void take_staged(const struct mine &m, uint32_
 
 #define AT_ONCE 9u /* vectors: those of 8 tokens and rest */
 
-/* Scores the warp's part of the tile in a stage. The stage is given back when all of its vectors are weighed; to add them up, one after the
- * other, takes longer. */
+/* Scores the warp's part of the tile in a stage. It gives the stage back when all of its vectors
+ * are weighed. Adding them up, one after the other, takes longer. */
 template <int F, int N, int P>
 static __device__ __forceinline__ void score_tile(args_t a, const struct mine &m, uint64_t *empty, struct scoring<F, N, P> *s)
 {
@@ -132,7 +132,7 @@ static __device__ __forceinline__ void keep_scores(args_t a, const struct mine &
     s->worst[0] = s->worst[1] = 0;
 }
 
-/* Scores of so many of a sequence's tiles are where others see them. */
+/* Says that the scores of so many of a sequence's tiles are visible to others. */
 static __device__ __forceinline__ void tell_scored(args_t a, uint32_t sequence, uint32_t tiles)
 {
     __syncwarp();
@@ -140,8 +140,9 @@ static __device__ __forceinline__ void tell_scored(args_t a, uint32_t sequence, 
         asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(&progress(a, sequence)->scored), "r"(tiles) : "memory");
 }
 
-/* By a warp: its part of all tiles that come. halves, step: room for its queries. To tell waits for all that the warp has stored: so
- * that is done once a sequence, when another's first tile is there, or the end. */
+/* By a warp: its part of all tiles that come. halves, step: space for its queries. Telling others
+ * waits for all that the warp has stored. So it does that once a sequence, when another sequence's
+ * first tile comes, or at the end. */
 template <int F, int N, int P>
 static __device__ __forceinline__ void score_pipe(args_t a, struct pipe *pipe, uint32_t *halves, float *step)
 {

@@ -1,10 +1,10 @@
-/* Summaries on a GPU: a warp computes one KV head of one layer of one block, then the next. A
+/* Summaries on a GPU. A warp computes one KV head of one layer of one block, then the next. A
  * launch takes few thread blocks with little or no shared memory, so that it runs alongside the
  * worker's own kernels. The bits are those of the C code in simd/, whose functions have the same
  * names.
  *
- * summary_rows.cuh has what the methods have in common, summary_mean.cuh, summary_hash.cuh, summary_stats.cuh and
- * summary_tokens.cuh the methods; here are the kernels. */
+ * summary_rows.cuh has what the methods have in common, summary_mean.cuh, summary_hash.cuh,
+ * summary_stats.cuh and summary_tokens.cuh the methods; here are the kernels. */
 #include "kernels/sparse/summary_hash.cuh"
 #include "kernels/sparse/summary_mean.cuh"
 #include "kernels/sparse/summary_stats.cuh"

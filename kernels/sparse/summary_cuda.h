@@ -1,5 +1,5 @@
-/* What the kernels of summary.cu take, filled in by client/cuda/sparse.c. All addresses are the GPU's;
- * passed by value, so a captured launch keeps its own copy. */
+/* What the kernels of summary.cu take, filled in by client/cuda/sparse.c. All addresses are the
+ * GPU's. Kernels take it by value, so a captured launch keeps its own copy. */
 #ifndef UCM_KERNELS_SUMMARY_CUDA_H
 #define UCM_KERNELS_SUMMARY_CUDA_H
 
@@ -11,14 +11,15 @@
 #define UCM_SUMMARY_CUDA_WARPS (UCM_SUMMARY_CUDA_THREADS / WARP_LANES)
 #define UCM_SUMMARY_CUDA_LAYERS 128u /* of one launch */
 
-/* K, V and summaries of one layer: that of block b lies b strides on. K and V: the shape's offset
- * is counted in. */
+/* K, V and summaries of one layer. Those of block b lie b strides further on. For K and V the
+ * shape's offset is included. */
 struct ucm_summary_cuda_layer {
     uint64_t k, v, out;
 };
 
-/* The kernel ucm_summary_METHOD_DTYPE_N, by the numbers of sparse.h, takes up to 32 * N channels of K
- * and V; N is 4, 8 or 32, for F32 32. `tokens` needs a float a token and warp of dynamic shared memory. */
+/* The kernel ucm_summary_METHOD_DTYPE_N, by the numbers of sparse.h, takes up to 32 * N channels of
+ * K and V. N is 4, 8 or 32; for F32 it is 32. `tokens` needs a float a token and warp of dynamic
+ * shared memory. */
 struct ucm_summary_cuda {
     /* From the plan. */
     uint32_t kind, run;
@@ -36,7 +37,7 @@ struct ucm_summary_cuda {
     /* The launch. */
     uint32_t n_layers, n_blocks;
     uint64_t block, out_block;   /* int32_t[n_blocks]: numbers of blocks */
-    uint32_t blocks, out_blocks; /* their bounds: what lies outside is skipped */
+    uint32_t blocks, out_blocks; /* their bounds: numbers outside are skipped */
     uint64_t block_stride, out_stride;
     struct ucm_summary_cuda_layer layer[UCM_SUMMARY_CUDA_LAYERS];
 };

@@ -6,12 +6,12 @@
 
 /* ---- rows of 64, 128 or 256 channels that are all hashed ----
  *
- * A lane has 16 channels in a row, a token size / 16 lanes: of a transform's steps four need no other
- * lane, and 32 / lanes tokens are under way at once. */
+ * A lane has 16 channels in a row, so a token has size / 16 lanes. Four of a transform's steps need
+ * no other lane, and 32 / lanes tokens are under way at once. */
 
 #define RUN 16u
 
-/* Whether the kernel's rows are such ones; the same in all lanes. */
+/* Whether the kernel's rows are such rows; the same in all lanes. */
 template <int D> static __device__ __forceinline__ bool quick_hash(args_t a, const struct head &h)
 {
     const struct ucm_cuda_segment &s = a.segment[0];

@@ -56,7 +56,7 @@ static __device__ void build_submean(args_t a, const struct head &h)
         float x[N];
         bool bad = row_mean<D, N>(a, at, a.k_token_stride, a.run, a.head_dim, x);
 
-        if (n < a.head_dim) /* a key's other channels count only if they are not finite */
+        if (n < a.head_dim) /* of a key's other channels it matters only whether they are finite */
             row_mean<D, N>(a, at, a.k_token_stride, a.run, n, x, channel);
         if (__any_sync(WARP_ALL, bad || row_bad<N>(x))) {
             __syncwarp();

@@ -1,5 +1,5 @@
-/* What the methods of summary.cu have in common: rows of K and V as a warp reads them, and vectors and scales
- * as it stores them. */
+/* What the methods of summary.cu have in common: how a warp reads rows of K and V, and how it
+ * stores vectors and scales. */
 #ifndef UCM_KERNELS_SPARSE_SUMMARY_ROWS_CUH
 #define UCM_KERNELS_SPARSE_SUMMARY_ROWS_CUH
 
@@ -43,8 +43,8 @@ static __device__ constexpr uint32_t element_bytes(int dtype)
     return dtype == UCM_KV_F32 ? 4 : dtype == UCM_KV_FP8_E4M3 ? 1 : 2;
 }
 
-/* The GPU's own conversion of F16 is exact, too. E4M3 is F16 without the low 7 bits, times 2^8, but
- * for NaN. */
+/* The GPU's own conversion of F16 is exact, too. E4M3 is F16 without the low 7 bits, times 2^8,
+ * except for NaN. */
 static __device__ __forceinline__ float fp8_decode(uint32_t b)
 {
     uint32_t h = (b & 0x80) << 8 | (b & 0x7f) << 7;
@@ -132,7 +132,8 @@ static __device__ void row_poison(uint8_t *out, uint32_t n, uint8_t *scale, uint
         ((uint16_t *)scale)[i] = UCM_BF16_NAN;
 }
 
-/* Quantises x to int8 with a scale of its own; poison, or x not finite: the scale is NaN, the rest 0. */
+/* Quantises x to int8 with a scale of its own. If poison is set, or x is not finite, the scale is
+ * NaN and the rest 0. */
 template <int N>
 static __device__ __forceinline__ void row_put(const float x[N], uint32_t n, bool poison,
                                                uint8_t *out, uint8_t *scale)
@@ -165,8 +166,8 @@ static __device__ __forceinline__ void row_put_u8(const float x[N], uint32_t n, 
     });
 }
 
-/* The same to 4 bits: 16 bytes hold 32 channels, byte i of them channel i in the low half and channel
- * 16 + i in the high one. x finite. */
+/* The same to 4 bits. 16 bytes hold 32 channels. Byte i has channel i in its low half and channel
+ * 16 + i in the high one. x is finite. */
 template <int N>
 static __device__ __forceinline__ void row_put_4(const float x[N], uint32_t n, uint8_t *out,
                                                  uint8_t *scale)

@@ -76,7 +76,7 @@ static __device__ __forceinline__ void each_row(uint64_t at, uint64_t stride, ui
     }
 }
 
-/* A power of two's reciprocal is exact, and so is its product what the division gives. */
+/* The reciprocal of a power of two is exact, so the product with it equals the division. */
 static __device__ __forceinline__ void divide_count(float x[4], uint32_t n)
 {
     if ((n & (n - 1)) != 0) {

@@ -93,7 +93,7 @@ static __device__ void build_tokens(args_t a, const struct head &h)
             row_put_4<N>(from, d, data + i * bytes, scale + 2 * i);
         else
             row_put<N>(from, d, false, data + i * bytes, scale + 2 * i);
-        /* Distances from the mean chose the first token only. */
+        /* Distances from the mean were for the first token only. */
         if (i == 0)
             forget(a, h);
         __syncwarp();

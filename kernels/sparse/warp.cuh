@@ -1,7 +1,7 @@
-/* Rows of channels in a warp: a lane has the channels lane, lane + 32, ... That is the order in
- * which sums over channels are defined (docs/design/retrieval.md), so a sum's last step is a tree
- * of shuffles, and the bits are those of simd/rows.h. N: values a lane, compile-time, so that they
- * stay in registers; those past the last channel are 0. */
+/* Rows of channels in a warp: a lane has the channels lane, lane + 32, ... Sums over channels are
+ * defined in that order (docs/design/retrieval.md). So a sum's last step is a tree of shuffles, and
+ * the bits are those of simd/rows.h. N: values of a lane, a constant of the compilation, so that
+ * they stay in registers; those past the last channel are 0. */
 #ifndef UCM_KERNELS_SPARSE_WARP_CUH
 #define UCM_KERNELS_SPARSE_WARP_CUH
 
@@ -22,7 +22,8 @@ static __device__ __forceinline__ uint32_t warp_lane(void)
     return threadIdx.x % WARP_LANES;
 }
 
-/* The same in every lane, because each step adds the same two values on both sides. */
+/* The result is the same in every lane, because each step adds the same two values on both
+ * sides. */
 static __device__ __forceinline__ float warp_fold(float sum)
 {
 #pragma unroll
@@ -138,7 +139,8 @@ static __device__ __forceinline__ void bits_put(struct bit_writer *w, uint32_t b
     w->n -= 32;
 }
 
-/* The bits of one segment of a key or query; load(i) is its channel lane + 32 i, less than channels. */
+/* The bits of one segment of a key or query; load(i) is its channel lane + 32 i, less than
+ * channels. */
 template <int N, typename LOAD>
 static __device__ __forceinline__ void row_hash(const struct ucm_cuda_segment &s,
                                                 const uint32_t *all_flips, struct bit_writer *out,

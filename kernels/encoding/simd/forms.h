@@ -1,5 +1,5 @@
-/* Faster forms of encodings, once for each instruction set: the bits of the reference. Indexed by
- * the encoding's number; NULL: the reference is as fast. */
+/* Faster forms of encodings, once for each instruction set, with the bits of the reference. Indexed
+ * by the encoding's number; NULL: the reference is as fast. */
 #ifndef UCM_KERNELS_ENCODING_FORMS_H
 #define UCM_KERNELS_ENCODING_FORMS_H
 

@@ -14,7 +14,7 @@ VEC_INLINE vec_u encode_lanes(vec_f x, vec_f multiplier)
     return vec_select(vec_less(rest, UCM_F32_INF + 1), code, vec_all(UCM_FP8_NAN));
 }
 
-/* exact: codes times power are values of the dtype or, in F16, round to some. */
+/* exact: codes times power are values of the dtype, or in F16 round to one. */
 VEC_INLINE vec_u decode_lanes(uint32_t dtype, vec_u code, vec_f power, bool exact)
 {
     vec_u rest = code & 0x7f, sign = (code & 0x80) << 8;

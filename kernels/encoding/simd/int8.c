@@ -71,7 +71,7 @@ VEC_INLINE void decode_rows(uint32_t dtype, uint32_t rows, uint32_t dim, const u
 
 #define CHANNELS (UCM_ENCODING_DIM_MAX + VEC)
 
-/* A head in a run of tokens: its first row, and how far it is from a token's row to the next. */
+/* A head in a run of tokens: its first row, and the distance from a token's row to the next. */
 struct head {
     uint32_t tokens, dim;
     uint64_t first, step; /* in elements */

@@ -1,11 +1,11 @@
-/* lossless, 2 * VEC elements at a time: kernels/encoding/lossless.c is the reference, and codes
+/* lossless, 2 * VEC elements at a time. kernels/encoding/lossless.c is the reference. It also does
  * tensors of an odd dim, whose rows begin within a byte of codes. */
 #include "kernels/encoding/lossless_layout.h"
 #include "kernels/encoding/simd/words.h"
 
 /* ---- bases ---- */
 
-/* Exponents of 255 count as 0. The result is an exponent where it stands in an element. */
+/* Exponents of 255 count as 0. The result is an exponent at its place in an element. */
 VEC_INLINE words step_exponents(words most, words h)
 {
     words e = WORDS_OP(and)(h, words_all(0x7f80));

@@ -6,7 +6,7 @@
 
 #define NIBBLES (4u * VEC) /* that q4_codes makes */
 
-/* VEC of them: a lane has the one of its number in its low bits, and any above. */
+/* VEC of them. Each lane has its code in its low bits, and any bits above. */
 VEC_INLINE vec_u nibbles(const uint8_t *p)
 {
     const vec_i lane = VEC_LANES;
@@ -37,9 +37,9 @@ VEC_INLINE vec_f q4_levels(vec_u codes)
 #endif
 }
 
-/* Two tables by a byte's high half: each of these 16 ranges has at most one of the doubled
- * thresholds. q4_below has the number of thresholds below the range; q4_threshold has the one in it
- * less one, or 255 if there is none. */
+/* Two tables, indexed by a byte's high half. Each of these 16 ranges has at most one of the doubled
+ * thresholds. q4_below has the number of thresholds below the range. q4_threshold has the one in it
+ * minus one, or 255 if there is none. */
 VEC_INLINE __m128i q4_below(void)
 {
     return _mm_setr_epi8(0, 0, 1, 1, 2, 3, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7);
@@ -51,8 +51,8 @@ VEC_INLINE __m128i q4_threshold(void)
                          (char)223, -1);
 }
 
-/* NIBBLES values, of which none is more than 2^30 / twice: how many of twice the thresholds are not
- * more than twice * |y|, and the sign. */
+/* NIBBLES values, none of which is more than 2^30 / twice. A code is the number of doubled
+ * thresholds that are at most twice * |y|, and the sign. */
 #if VEC == 16
 
 VEC_INLINE void q4_codes(const float *y, vec_f twice, uint8_t *codes)

@@ -1,6 +1,6 @@
-/* q4, VEC values at a time: kernels/encoding/q4.c is the reference. The rows of a tile and head are
- * encoded together, a group of channels after the other; V's as K's, but for shifts of 0 and no
- * centre. */
+/* q4, VEC values at a time. kernels/encoding/q4.c is the reference. The rows of a tile and head are
+ * encoded together, one group of channels after the other. V is encoded like K, with shifts of 0
+ * and no centre. */
 #include "kernels/encoding/q4_layout.h"
 #include "kernels/encoding/simd/nibbles.h"
 
@@ -12,7 +12,7 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* For a row's channels: 0, or the sign bit if the rotation negates the channel; and 1 with that
+/* For a row's channels: the sign bit if the rotation negates the channel, else 0; and 1 with that
  * sign. */
 struct signs {
     uint32_t bit[UCM_ENCODING_DIM_MAX];
@@ -62,8 +62,8 @@ static void find_rows(struct tile *t, const struct ucm_encoding_tensor *s, uint3
 
 /* ---- the rotation ---- */
 
-/* The transform of n values in registers; n is a constant. A pair's sum and difference are one
- * rounding each, so the order of what is independent does not matter. */
+/* The transform of n values in registers; n is a constant. A pair's sum and difference have one
+ * rounding each, so the order of independent pairs does not matter. */
 VEC_INLINE void hadamard(vec_f *v, uint32_t n)
 {
     UNROLL for (uint32_t i = 0; i < n / VEC; i++) v[i] = vec_hadamard(v[i]);
@@ -98,8 +98,8 @@ VEC_INLINE void rotate(uint32_t dtype, uint32_t n, struct tile *t, const uint8_t
     }
 }
 
-/* A group of codes to values before they are levelled back, times the scale. All sums are integers
- * below 2^24, so floats hold them. */
+/* Turns a group of codes into values times the scale, before levelling is undone. All sums are
+ * integers below 2^24, so floats hold them. */
 VEC_INLINE void rotate_back(uint32_t n, const uint8_t *codes, float part, vec_f *v)
 {
     UNROLL for (uint32_t i = 0; i < n / VEC; i++) v[i] = q4_levels(nibbles(codes + i * VEC / 2));
@@ -115,8 +115,8 @@ VEC_INLINE void restore_centre(uint32_t n, const uint8_t *codes, float part, flo
     UNROLL for (uint32_t i = 0; i < n / VEC; i++) vec_store(w + i * VEC, v[i]);
 }
 
-/* w: what the centre adds, or -0, which adds nothing. clean: what comes out is neither NaN nor past
- * the dtype's largest. */
+/* w: what the centre adds, or -0, which adds nothing. clean: results are neither NaN nor past the
+ * dtype's largest. */
 VEC_INLINE void restore(uint32_t dtype, uint32_t n, const uint8_t *codes, float part,
                         const float *w, const float *factor, bool clean, uint8_t *raw)
 {
@@ -134,7 +134,7 @@ VEC_INLINE void restore(uint32_t dtype, uint32_t n, const uint8_t *codes, float 
     }
 }
 
-/* Each size and type by itself. */
+/* One function for each size and type. */
 #define SIZE(N)                                                                                    \
     static void rotate_f16_##N(struct tile *t, const uint8_t *raw)                                 \
     {                                                                                              \
@@ -195,8 +195,8 @@ VEC_INLINE uint32_t largest(const float *y, uint32_t n)
     return vec_largest(most);
 }
 
-/* a: `largest` of y. Thresholds are multiples of a half, so that twice |y| / scale, rounded down,
- * tells a code. */
+/* a: `largest` of y. Thresholds are multiples of a half, so 2 |y| / scale, rounded down, determines
+ * the code. */
 static uint32_t quantise(const float *y, uint32_t n, uint32_t a, uint8_t *codes)
 {
     uint32_t scale = UCM_BF16_NAN, i = 0;
@@ -249,7 +249,7 @@ static bool subtract_centre(struct tile *t, const uint8_t *codes, float scale)
     return true;
 }
 
-/* Returns the centre's scale; *has: rows are to be taken from `less`. */
+/* Returns the centre's scale. *has: rows are to be taken from `less`. */
 static uint32_t centre(struct tile *t, uint8_t *codes, bool *has)
 {
     vec_f part = vec_all_f(1.0f / (float)t->rows);
@@ -392,7 +392,7 @@ static float part_at(const uint8_t *scales, uint64_t i, uint32_t n)
     return ucm_bf16_decode(encoding_get16(scales + 2 * i)) * (1.0f / (float)n);
 }
 
-/* The most that a row can be times its scale / n; a centre as much again. */
+/* The most that a row can be times its scale / n. A centre adds as much again. */
 static bool is_clean(uint32_t dtype, float part, float centre, float factor)
 {
     float most = (ucm_abs(part) + ucm_abs(centre)) * 0x1p14f * factor;

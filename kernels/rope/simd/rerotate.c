@@ -1,5 +1,5 @@
-/* Rows, a run of channels at a time: to float32, re-rotated, and back. Each loop is without a branch, so
- * that compilers make vectors of it; its bits are those of kernels/rope/arith.h. */
+/* Rows, a run of channels at a time: to float32, re-rotated, and back. Loops have no branches, so
+ * that compilers make vectors of them. Bits are those of kernels/rope/arith.h. */
 #include "kernels/rope/arith.h"
 #include "kernels/rope/simd/forms.h"
 #include "kernels/simd/isa.h"
@@ -102,7 +102,7 @@ INLINE void store_run(uint32_t dtype, const float *restrict from, uint32_t n, ui
     memcpy(to, &run, (size_t)n * (dtype == UCM_ROPE_F32 ? 4 : dtype == UCM_ROPE_FP8_E4M3 ? 1 : 2));
 }
 
-/* The rotary part of a row. x of pair i is in[step * i], y lies `apart` after it. */
+/* The rotary part of a row. x of pair i is in[step * i], and y lies `apart` after it. */
 INLINE void rerotate_run(const struct ucm_rope_angle *restrict table, uint32_t half, uint32_t step,
                          uint32_t apart, const float *restrict in, float *restrict out)
 {

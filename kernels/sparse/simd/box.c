@@ -1,5 +1,5 @@
-/* box: the smallest and the largest value of each channel, rounded outward: no key of the block has a
- * larger product with a query than the box's score says. */
+/* box: the smallest and the largest value of each channel, rounded outward. So no key of the block
+ * has a larger product with a query than the box's score. */
 #include "kernels/simd/isa.h"
 #include "kernels/sparse/simd/rows.h"
 #include "kernels/sparse/spec.h"

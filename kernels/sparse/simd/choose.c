@@ -1,4 +1,4 @@
-/* Loops over keys that a choice makes, by vectors. */
+/* A choice's loops over keys, by vectors. */
 #include "kernels/sparse/simd/score_tile.h"
 
 #ifdef UCM_LANES

@@ -137,7 +137,7 @@ static void transform(float *x, const uint32_t *flips, uint32_t n)
         stage(x, n, h);
 }
 
-/* ORs bits to where bit `at` of words is 0, as are all after it; n is at most 64. */
+/* ORs n bits, at most 64, into words from bit `at` on. The bits there are 0. */
 static void put_bits(uint64_t *words, uint32_t at, uint64_t bits, uint32_t n)
 {
     uint32_t shift = at % 64;
@@ -148,7 +148,7 @@ static void put_bits(uint64_t *words, uint32_t at, uint64_t bits, uint32_t n)
         words[at / 64 + 1] |= bits >> (64 - shift);
 }
 
-/* The signs of n values, which fill whole vectors (what lies after them does not count). */
+/* The signs of n values, which fill whole vectors; what lies after the n values does not count. */
 static void put_signs(uint64_t *words, uint32_t at, const float *x, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i += 64) {

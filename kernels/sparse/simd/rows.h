@@ -1,8 +1,8 @@
-/* Rows of channels: one pass over a head's rows for each thing that is built from them, and the
- * quantising. Each channel's arithmetic is arith.h's, in the same order in every form.
+/* Rows of channels: quantising, and one pass over a head's rows for each thing that is built from
+ * them. Each channel's arithmetic is arith.h's, in the same order in every form.
  *
- * Arrays of channels have ROW_MAX floats and are 0 from the last channel to the next multiple of the
- * dot product's lanes. Functions that return bool say whether all elements were finite. */
+ * Arrays of channels have ROW_MAX floats and are 0 from the last channel to the next multiple of
+ * the dot product's lanes. Functions that return bool say whether all elements were finite. */
 #ifndef UCM_KERNELS_SPARSE_ROWS_H
 #define UCM_KERNELS_SPARSE_ROWS_H
 
@@ -197,7 +197,7 @@ VEC_INLINE void distances_as(uint32_t dtype, const struct rows *r, const float *
     }
 }
 
-/* Lowers each row's distance to the square of that from one more vector. */
+/* Lowers each row's squared distance to that from one more vector, if that is less. */
 static __attribute__((unused)) void rows_distances(const struct rows *r, const float *from,
                                                    float *distance)
 {
@@ -250,7 +250,8 @@ static inline void rows_poison(uint8_t *out, uint32_t n, uint8_t *scale, uint32_
         rows_put_scale(scale + 2 * i, UCM_BF16_NAN);
 }
 
-/* Quantises x to int8 with a scale of its own; poison, or x not finite: the scale is NaN, the rest 0. */
+/* Quantises x to int8 with a scale of its own. If poison is set, or x is not finite, the scale is
+ * NaN and the rest 0. */
 static inline void rows_put(const float *x, uint32_t n, bool poison, uint8_t *out, uint8_t *scale)
 {
     int8_t *q = (int8_t *)out;
@@ -272,8 +273,8 @@ static inline void rows_put(const float *x, uint32_t n, bool poison, uint8_t *ou
         q[c] = (int8_t)ucm_quantise(x[c], s);
 }
 
-/* The same to 4 bits, two's complement. 16 bytes hold 32 channels: byte i of them channel i in the low
- * half and channel 16 + i in the high one. x finite. */
+/* The same to 4 bits, two's complement. 16 bytes hold 32 channels. Byte i has channel i in its low
+ * half and channel 16 + i in the high one. x is finite. */
 static __attribute__((unused)) void rows_put_4(const float *x, uint32_t n, uint8_t *out,
                                                uint8_t *scale)
 {

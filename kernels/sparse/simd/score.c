@@ -1,5 +1,5 @@
-/* Scores of many blocks and the reduces over query heads and KV heads, in tiles of 16 blocks, a lane
- * each, with the bits of ../score_plain.c. */
+/* Scores of many blocks, and the reduces over query heads and KV heads. They go in tiles of 16
+ * blocks, a lane each, with the bits of ../score_plain.c. */
 #include "kernels/sparse/simd/score_tile.h"
 
 #ifdef UCM_LANES
@@ -15,8 +15,8 @@ static uintptr_t summary_at(const struct ucm_score_blocks *blocks, uint32_t b)
     return blocks->at[b] == NULL ? 0 : (uintptr_t)blocks->at[b] + blocks->offset;
 }
 
-/* Summaries of the n blocks from `first` on. Blocks without one, and places past the end, get one
- * of the others'; lack[] is 1 for the former, else 0. Returns how many have one. */
+/* Summaries of the n blocks from `first` on. Blocks without one, and places past the end, get
+ * another block's. lack[] is 1 for blocks without one, else 0. Returns how many have one. */
 static uint32_t tile_find(const struct ucm_score_blocks *blocks, uint32_t first, uint32_t n,
                           const uint8_t *at[TILE], float lack[TILE])
 {
@@ -76,7 +76,7 @@ static void many_max(const struct many *m, vec out[TILE_VECS])
         out[v] = m->top[v];
 }
 
-/* +inf where any value is, and else the sum, divided by `by`. */
+/* +inf if any value is, else the sum divided by `by`. */
 static void many_sum(const struct many *m, float by, vec out[TILE_VECS])
 {
     for (uint32_t v = 0; v < TILE_VECS; v++) {
@@ -87,7 +87,7 @@ static void many_sum(const struct many *m, float by, vec out[TILE_VECS])
     }
 }
 
-/* To the lists: KV head g's, or when g is the last what all heads make. */
+/* Writes to the lists: that of KV head g, or when g is the last, the reduce of all heads. */
 static void put_head(const struct ucm_score_job *job, struct many *heads, uint32_t g,
                      uint32_t first, uint32_t n, const vec x[TILE_VECS])
 {
@@ -127,7 +127,8 @@ static void clean(const struct walk *w, vec x[TILE_VECS])
     }
 }
 
-/* The tile against the queries of KV head g: to the raw lists for softmax, else into `group`. */
+/* Scores the tile with the queries of KV head g, to the raw lists for softmax, else into
+ * `group`. */
 static void score_head(struct walk *w, uint32_t g, struct many *group)
 {
     const struct ucm_score_job *job = w->job;
@@ -228,7 +229,7 @@ LANES_INLINE vec v_weight(vec s, vec top, vec beta)
     return v_if_equal(s, v_set(ucm_inf()), v_set(0), w);
 }
 
-/* A vector of a list of n from i on; past its end -inf. */
+/* A vector of a list of n from i on; -inf past the list's end. */
 LANES_INLINE vec list_load(const float *list, uint32_t i, uint32_t n)
 {
     float part[UCM_LANES];

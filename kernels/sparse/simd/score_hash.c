@@ -1,5 +1,5 @@
 /* hash: the smallest Hamming distance between a query head's bits and the block's tokens'. A vector
- * holds several tokens' words; what is left at the end goes token by token. */
+ * holds several tokens' words. Tokens left at the end go one by one. */
 #include "kernels/sparse/simd/score_tile.h"
 
 #ifdef UCM_LANES

@@ -1,5 +1,5 @@
-/* Between score.c, which walks blocks in tiles of 16, and the methods' panels, which score a tile
- * against a few query heads. Vectors hold one lane a block. */
+/* Between score.c, which goes through blocks in tiles of 16, and the methods' panels, which score a
+ * tile with a few query heads. Vectors have a lane for each block. */
 #ifndef UCM_KERNELS_SPARSE_SCORE_TILE_H
 #define UCM_KERNELS_SPARSE_SCORE_TILE_H
 

@@ -1,5 +1,6 @@
-/* stats: mean and variance of each channel of K, and the mean of V: what a block would weigh in
- * attention if its logits were normally distributed, and what it would add to the output. */
+/* stats: mean and variance of each channel of K, and the mean of V. These give what a block would
+ * weigh in attention if its logits were normally distributed, and what it would add to the
+ * output. */
 #include "kernels/simd/isa.h"
 #include "kernels/sparse/simd/rows.h"
 #include "kernels/sparse/spec.h"

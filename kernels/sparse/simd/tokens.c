@@ -1,5 +1,6 @@
-/* tokens: a few keys stand for the block: the one farthest from the mean, then each time the one
- * farthest from those already chosen. With `rest` the mean of the others stands next to them. */
+/* tokens: a few keys stand for the block. The first is the one farthest from the mean. Each next
+ * one is the farthest from those already chosen. With `rest`, the mean of the others is stored,
+ * too. */
 #include "kernels/simd/isa.h"
 #include "kernels/sparse/simd/rows.h"
 #include "kernels/sparse/spec.h"
@@ -71,7 +72,7 @@ static uint32_t farthest(const float *distance, uint32_t n)
     return at;
 }
 
-/* Puts the chosen tokens' vectors. Those that were chosen have CHOSEN in place of a distance then. */
+/* Puts the chosen tokens' vectors. Afterwards chosen tokens have CHOSEN in place of a distance. */
 static void put_chosen(const struct ucm_summary_plan *plan, const struct rows *r, float *from,
                        float *distance, uint8_t *data, uint8_t *scale)
 {
@@ -90,7 +91,7 @@ static void put_chosen(const struct ucm_summary_plan *plan, const struct rows *r
             rows_put(from, plan->channels, false, data, scale);
         data += plan->vector_bytes;
         scale += 2;
-        /* Distances from the mean chose the first token only. */
+        /* Distances from the mean were for the first token only. */
         for (uint32_t t = 0; i == 0 && t < r->count; t++)
             distance[t] = ucm_inf();
         distance[at] = CHOSEN;
@@ -154,7 +155,7 @@ static void query(const struct ucm_summary_plan *plan, const float *q, float *ou
     memcpy(out, q, plan->channels * sizeof(*out));
 }
 
-/* The logarithm of what the block weighs, if its other tokens are their mean. */
+/* The logarithm of what the block weighs if its other tokens equal their mean. */
 static float score_sum(const struct ucm_summary_plan *plan, const float *q, const uint8_t *summary,
                        uint32_t g)
 {
