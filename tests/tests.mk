@@ -5,7 +5,7 @@ FUZZ_SRC   := $(wildcard tests/fuzz/fuzz_*.c)
 # A directory with test_*.c is a module, and one program, build/check/MODULE, of all its sources; a test is run by name:
 # build/check/cache --filter cache_space/. A new file, or a new directory, needs no change here.
 TEST_SRC := $(wildcard tests/unit/*/test_*.c tests/integration/test_*.c tests/integration/*/test_*.c tests/fault/test_*.c)
-# Those of GPU code run over a driver that they bring.
+# Tests of GPU code run over a driver that they bring.
 TEST_SRC := $(if $(HAVE_CUDA),$(TEST_SRC),$(filter-out tests/unit/cuda/%,$(TEST_SRC)))
 # SUITES=marked: what `make check` runs under a sanitizer, in build/.../marked. A test file names its sanitizers in a line of
 # its own, /* Sanitizers: address, thread */; those of tests/unit run under AddressSanitizer without it.
@@ -82,7 +82,7 @@ fuzz-live: setup ## tenants of daemons under AddressSanitizer look for each othe
 	+@$(SUBMAKE) -s BUILD=build/clang FATBINS=build/fatbin 'CC=$(CLANG)' SAN=address,undefined,fuzzer-no-link 'CFLAGS=-O0 -g1' build/clang/san-address/ucmd
 	UCMD=build/clang/san-address/ucmd /usr/bin/python3 -B tests/fuzz/live/fuzz_live.py --seconds $(or $(SECONDS_LONG),600) --seed $(or $(SEED),0) --jobs $(JOBS)
 
-# gcc knows less of kernels that are counted.
+# With counters in them, gcc knows less of kernels, and warns of variables that are initialized.
 COUNTED := --coverage -Wno-maybe-uninitialized
 coverage: setup-check ## lines and branches that check-plain runs with all long suites, by directory (FILES=yes: by file)
 	@mkdir -p $(BUILD)/coverage && find $(BUILD)/coverage -name '*.gcda' -delete
@@ -101,16 +101,18 @@ lint: setup ## formatting, a clang build, cppcheck where it is installed
 
 # ---- rules ----
 
-# To optimise what Criterion's macros become takes longer than to run it. (override: also after CFLAGS of a command line.)
+# Optimising the code of Criterion's macros takes longer than running it. (override: also after
+# CFLAGS of a command line.)
 TEST_CFLAGS := -O0 -U_FORTIFY_SOURCE
-# What tests hand over has red zones; what else is looked at, or counted, is the product: that takes a compiler as long again.
+# Memory that tests hand over has red zones. Otherwise only the product is watched or counted,
+# because doing that for tests would double the time to compile them.
 TEST_SANFLAGS := $(patsubst -fsanitize=address%,-fsanitize=address,$(SANFLAGS))
 $O/obj/tests/unit/%.o $O/obj/tests/integration/%.o $O/obj/tests/fault/%.o: override CFLAGS += $(TEST_CFLAGS)
 $O/obj/tests/unit/%.o $O/obj/tests/integration/%.o $O/obj/tests/fault/%.o: override SANFLAGS := $(TEST_SANFLAGS)
-# But for those whose own loops take longer than a compiler.
+# Except tests whose own loops take longer than a compiler.
 $(patsubst %,$O/obj/tests/unit/%.o,$(addprefix sparse/test_,attend attend_stop) $(addprefix encoding/test_,encoding_forms rope) base/test_fair_ways observe/test_reuse): \
     override CFLAGS += -O1
-# And, of the product under a sanitizer, for modules whose loops are long.
+# And the product under a sanitizer, for modules whose loops are long.
 ifneq ($(SAN),)
 $(patsubst %,$O/obj/%.o,daemon/base/% daemon/index/% daemon/learn/% daemon/format/% proto/% client/bench/%): override CFLAGS += -O1
 endif
@@ -147,7 +149,7 @@ $O/gate-worker: $(call obj,$(GATE_SRC) $(PROTO_SRC)) $O/$(SO)
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $(filter %.o,$^) -L$O -lucmclient -lmsgpackc -lcjson -o $@
-# What slows a daemon's answers down, for their tests.
+# Slows a daemon's answers down, for its tests.
 $O/delay.so: tests/inject/delay.c
 	@mkdir -p $(@D)
 	$(call say,LINK)
@@ -174,7 +176,8 @@ RUNNER := $(call obj,$(wildcard tests/runner/*.c))
 $O/obj/tests/runner/bytes.o: override CFLAGS += -O2
 $O/obj/tests/runner/bytes.o: override SANFLAGS :=
 
-# What modules need beyond their own sources and the archives, of which a program gets only what it names.
+# What modules need beyond their own sources and the archives. A program gets only what it names of
+# those.
 TEST_OBJ_tools := $(BENCH_OBJ)
 TEST_OBJ_sparse := $(ATTEND_OBJ) $(call obj,$(SLOTS_SRC))
 TEST_OBJ_cache := $(call obj,tests/unit/shared_fake.c)
@@ -186,8 +189,7 @@ TEST_LIBS_cuda := -Wl,--wrap=job_clock_ms $(addprefix -Wl$(comma)--wrap=ucm_mapp
 TEST_LIBS_s3 := -lcurl
 TEST_LIBS_mooncake := -lcurl
 
-# Sources of a module that are no tests are their helpers.
-# test_program DIRECTORY MODULE
+# Sources of a module that are no tests are the tests' helpers. test_program DIRECTORY MODULE
 define test_program
 $(TEST_DIR)/$(2): $(call obj,$(filter-out tests/$(1)/test_%,$(wildcard tests/$(1)/*.c)) $(filter tests/$(1)/test_%,$(TEST_SRC))) \
                   $(TEST_OBJ_$(2)) $(RUNNER) $O/libucmclient.a $O/libucmdaemon.a
@@ -206,9 +208,9 @@ $O/fuzz/%: $O/obj/tests/fuzz/%.o $O/libucmclient.a $O/libucmdaemon.a
 	$(Q)$(LINK_TEST) -fsanitize=fuzzer $^ $(DAEMON_LIBS) $(FUZZ_LIBS_$*) -lcjson -o $@
 
 build-tests: $(TESTS) test-tools
-# The daemon, with what tests ask it by.
+# The daemon, and the programs with which tests query it.
 build-daemon: $O/ucmd $O/ucmctl $(if $(HAVE_ZMQ),$O/ucmevents) $(BACKENDS)
-# What tests use besides.
+# Other programs that tests use.
 test-tools: $O/ucmd-inject.so $(if $(filter thread,$(SAN)),,$O/ucmd-kill) $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so $O/encoding_kernels.so $O/decode_kernels.so $O/gate-worker $O/delay.so)
 build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 

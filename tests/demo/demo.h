@@ -6,10 +6,11 @@
  * - demo_engine.c: plays the workload
  * - demo_summary.c: prints the summary
  *
- * Processes: main -> engine -> two ranks; each rank has a connection, a region and one part of every
- * block. An engine's rank 0 is its scheduler: it looks up with a lease, tells rank 1 how many blocks
- * to load, and returns the lease when both have loaded. All of them share struct demo_shared, which
- * is mapped before the forks: main writes `stop`, a rank writes its own counts. */
+ * Processes: main -> engine -> two ranks; each rank has a connection, a region and one part of
+ * every block. An engine's rank 0 is its scheduler. It looks up with a lease, tells rank 1 how many
+ * blocks to load, and returns the lease when both have loaded. All processes share struct
+ * demo_shared, which is mapped before the forks. main writes `stop`, and a rank writes its own
+ * counts. */
 #ifndef UCM_TESTS_DEMO_DEMO_H
 #define UCM_TESTS_DEMO_DEMO_H
 
@@ -66,7 +67,7 @@ struct demo {
 int demo_daemon_start(struct demo *d);
 /* Stops it and removes the directory. */
 void demo_daemon_stop(struct demo *d);
-/* True when it has exited though it should not have; says so. */
+/* True when it has exited although it should not have. Prints that. */
 bool demo_daemon_died(struct demo *d);
 /* Runs ucmctl with these words (the last NULL) against the daemon. 0 or -1. */
 int demo_run_ucmctl(const struct demo *d, const char *const *words);

@@ -221,7 +221,8 @@ static int wait_until_there(struct demo *d, struct ucm_client **client)
     return -1;
 }
 
-/* In a process of its own: one that has met CUDA must not fork. "" when the GPU can be used. */
+/* Runs in a process of its own, because one that has used CUDA must not fork. "" when the GPU can
+ * be used. */
 static void try_gpu(char *why, size_t n)
 {
     int pair[2];

@@ -19,7 +19,7 @@
 #define LEASE_MS 30000
 #define TIMEOUT_MS 30000
 
-/* What the scheduler tells the other rank, and the other's word that its load is done. */
+/* What the scheduler tells the other rank, and the other's answer that its load is done. */
 struct order {
     uint32_t play; /* 0: the end */
     uint32_t hits;
@@ -208,7 +208,7 @@ static int run_scheduler(struct rank *r)
     return rc < 0 ? rc : tell(r, 0, 0);
 }
 
-/* Walks the same workload, so that only the number of hits has to be told. */
+/* Follows the same workload, so that it only needs to hear the number of hits. */
 static int run_worker(struct rank *r)
 {
     struct order o;
@@ -228,8 +228,8 @@ static int run_worker(struct rank *r)
 
 /* ---- processes ---- */
 
-/* More than DRAM holds at once: conversations whose turns come back after others have pushed their
- * blocks out of it. */
+/* More than DRAM holds at once: conversations come back after others have pushed their blocks out.
+ */
 static const struct workload_shape shape = {.conversations = 40,
                                             .turns = 10,
                                             .prompts = 3,

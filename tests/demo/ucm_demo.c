@@ -79,7 +79,8 @@ static int parse(int argc, char **argv, struct demo_options *o)
     return 0;
 }
 
-/* Told before anything is started; its later lines are looked at when they are played. */
+/* Reports mistakes of the trace before anything is started; its later lines are checked when they
+ * are played. */
 static int check_trace(const char *path)
 {
     struct workload_request q;
@@ -99,7 +100,7 @@ static int check_trace(const char *path)
     return -1;
 }
 
-/* A trace has many more blocks than a minute of talk: they are made smaller. */
+/* A trace has many more blocks than a minute of talk, so they are made smaller. */
 static void choose_sizes(struct demo_options *o)
 {
     o->arena_bytes = 256 * MIB;
@@ -224,7 +225,7 @@ static int play(struct demo *d)
 
 int main(int argc, char **argv)
 {
-    /* SIGPIPE too: a reader that has seen enough must not leave a daemon and a directory. */
+    /* SIGPIPE, too: a reader that stops reading must not leave a daemon and a directory. */
     static const int ending[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
     struct sigaction action = {.sa_handler = on_signal};
     static struct demo d;

@@ -1,6 +1,7 @@
-/* Any packets as what a root's process sends, while requests of each verb await their answers: each operation ends
- * once, a read that succeeds has the bytes of its part, and nothing is written but what the operation gave. Each packet
- * is also read as a daemon's, as the library for backends reads it. Traps on any break of these promises. */
+/* A root's process sends any packets, while requests of each verb await their answers. Each
+ * operation ends once. A read that succeeds has the bytes of its part, and nothing is written
+ * outside of the operation's memory. The library for backends reads each packet, too, as one of a
+ * daemon. Traps on any break of these promises. */
 #include "daemon/shared/process/process.h"
 
 #include "daemon/base/log.h"

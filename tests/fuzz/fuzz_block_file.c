@@ -1,6 +1,6 @@
-/* Any bytes as a block file's header and as a name in its directory. What decodes is what would
- * have been encoded; a name that passes is one that a part has, or a temporary file in the same
- * directory. Traps on any break of these promises. */
+/* Any bytes as a block file's header and as a name in its directory. Bytes that decode are those
+ * that encoding would have made. A name that passes is that of a part, or of a temporary file in
+ * the same directory. Traps on any break of these promises. */
 #include "daemon/format/bytes.h"
 #include "daemon/format/checksum.h"
 #include "daemon/shared/block_file.h"
@@ -17,7 +17,7 @@ static void must(bool promise)
         abort();
 }
 
-/* Against the part that the header itself tells of, with its sum as it is and made right. */
+/* Checks the header against the part that it names, with its checksum as it is and corrected. */
 static void check_header(const uint8_t bytes[BLOCK_FILE_HEADER_BYTES])
 {
     struct block_file_header wanted = {.payload_bytes = get64(bytes + 8),

@@ -24,7 +24,7 @@ static int read_bytes(struct config *c, const void *data, size_t size, struct co
     return rc;
 }
 
-/* What config_print writes, by standing in for standard output. */
+/* Catches what config_print writes, in place of standard output. */
 static char *print(const struct config *c, size_t *n)
 {
     FILE *saved = stdout;

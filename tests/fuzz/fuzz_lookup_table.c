@@ -1,5 +1,6 @@
-/* Any bytes as a lookup table: its header is refused, or a reader stays within the memory, whatever the buckets hold. What begins
- * with the right bytes gets a header that fits, so that buckets are reached. */
+/* Any bytes as a lookup table. Its header is refused, or a reader stays within the memory, whatever
+ * the buckets hold. Input that begins with the right bytes gets a valid header, so that buckets are
+ * reached. */
 #include "proto/memory/lookup_table.h"
 
 #include <stdint.h>

@@ -1,5 +1,5 @@
-/* Any bytes as a tier's file of namespaces: what is whole in it is found, with its highest number,
- * the rest is passed over, and what is written after it is found by the next start. */
+/* Any bytes as a tier's file of namespaces. Whole records in it are found, with the highest number,
+ * and the others are passed over. The next start finds records that are written after them. */
 #include "daemon/base/log.h"
 #include "daemon/config/config.h"
 #include "daemon/format/checksum.h"

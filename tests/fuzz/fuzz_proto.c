@@ -1,6 +1,6 @@
-/* Bytes of a peer, as the body of one frame: walked, opened, decoded by the table of its method (a
- * response: by every table of a result). What decodes must encode again, and that must decode to
- * the same. Traps on any break of these promises. */
+/* Bytes of a peer, as the body of one frame. They are checked, opened and decoded by the table of
+ * their method (a response: by every table of a result). A message that decodes must encode again,
+ * and decode to the same. Traps on any break of these promises. */
 #include "proto/proto.h"
 
 #include <stdlib.h>
@@ -21,8 +21,8 @@ static void must(bool promise)
         abort();
 }
 
-/* Encodes the value, opens and decodes what came of it, encodes that: both frames must be the same.
- */
+/* Encodes the value, opens and decodes the frame, and encodes the result. Both frames must be the
+ * same. */
 static void check_round_trip(const struct proto_message *m, const struct any_value *value)
 {
     struct ucm_error e = {0};

@@ -1,5 +1,6 @@
-/* Any bytes as what an S3 server says in XML, as a file of credentials, and as what a command for credentials prints. The first byte
- * says which of them, and where the XML is cut in two. Traps on a text without an end, and on a key that lacks a half. */
+/* Any bytes as XML of an S3 server, as a file of credentials, and as the output of a command for
+ * credentials. The first byte says which of these, and where the XML is cut in two. Traps on a text
+ * without an end, and on a key that lacks a half. */
 #include "daemon/backend/s3/credentials_parse.h"
 #include "daemon/backend/s3/xml.h"
 

@@ -1,5 +1,6 @@
-/* Any bytes as the snapshot of kept DRAM: refused, or every number in it within its bounds. What
- * begins with the right head gets its checksums made right, so that what they cover is reached. */
+/* Any bytes as the snapshot of kept DRAM. It is refused, or every number in it is within its
+ * bounds. Input that begins with the right head gets correct checksums, so that the bytes under
+ * them are reached. */
 #include "daemon/index/index.h"
 #include "daemon/snapshot/format.h"
 

@@ -1,9 +1,8 @@
 #!/bin/sh
-# Builds the daemon and the client library of the commit that `make bench-gate` compares with, as make
-# would here, in a directory of its own, once. Prints the directory that holds them.
-#   base.sh MAKE DIRECTORY [COMMIT]
-# Without COMMIT: the one that the file base names; where the checkout lacks that (a shallow clone, an export of
-# one commit), the last commit's parent.
+# Builds the daemon and the client library of the commit that `make bench-gate` compares with. It
+# does so once, as make would here, in a directory of its own. Prints the directory that holds them.
+#   base.sh MAKE DIRECTORY [COMMIT] Without COMMIT: the commit that the file base names. If the
+# checkout lacks that (a shallow clone, an export of one commit): the last commit's parent.
 set -eu
 make=$1 directory=$2 name=${3:-}
 here=$(dirname "$0")

@@ -3,14 +3,16 @@
 
     gate.py --old DIRECTORY --new DIRECTORY [--gate PERCENT] [--rounds N] [--only TEXT] [--json]
 
-Both directories hold `ucmd` and `libucmclient.so`. Old and new take turns in one run, in random order, on the same two
-processors. A round gives each case a pair of repetitions a few milliseconds apart, and so the ratio new / old: of the
-time by the clock, and of the processor time. Whatever else the machine does hits both.
+Both directories hold `ucmd` and `libucmclient.so`. Old and new take turns in one run, in random
+order, on the same two processors. A round gives each case a pair of repetitions a few milliseconds
+apart. That gives the ratios new / old of the time by the clock, and of the processor time. Other
+work of the machine hits both.
 
-The statistic: logarithms of the ratios, their Hodges-Lehmann estimate, and the interval of Wilcoxon's signed-rank
-test, which asks nothing of their distribution but symmetry, as the random order gives. It is looked at after 16, 24,
-32, 48 ... rounds with 99.9 % each time; a case ends with the first look that decides. Daemons and workers start again
-every eight rounds: where their memory happens to lie makes some percent, which would be the same in every pair.
+The statistic is of the ratios' logarithms: their Hodges-Lehmann estimate, and the interval of
+Wilcoxon's signed-rank test. That test assumes only symmetry, which the random order gives. It is
+looked at after 16, 24, 32, 48 ... rounds with 99.9 % each time. A case ends with the first look
+that decides. Daemons and workers start again every eight rounds. Where their memory happens to lie
+changes times by some percent, which would be the same in every pair.
 
     fine       the interval of the clock's ratio and that of the processor's end below the gate
     SLOWER     one of the two begins beyond the gate, and the medians of most starts by themselves lie there, too
@@ -138,7 +140,7 @@ class Case:
                 ratios.add(got[0][measure], got[1][measure])
 
     def judge(self, gate):
-        """By the measure that is worse: slower goes before undecided, undecided before fine."""
+        """The verdict of the worse measure: slower goes before undecided, undecided before fine."""
         worst = {FINE: 0, UNDECIDED: 1, SLOWER: 2}
         said = {measure: ratios.judge(gate) for measure, ratios in self.by.items() if ratios.old}
         self.why = max(said, key=lambda measure: (worst[said[measure]], self.by[measure].ratio))

@@ -1,4 +1,4 @@
-/* For worker.c: what it measures is done to places. Functions that return int return 0, or -1 after a
+/* For worker.c: its operations work on places. Functions that return int return 0, or -1 after a
  * sentence on standard error. */
 #ifndef UCM_TESTS_GATE_PLACE_H
 #define UCM_TESTS_GATE_PLACE_H

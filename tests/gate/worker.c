@@ -1,18 +1,19 @@
 /* One side of `make bench-gate`: gate.py runs it once with the baseline's build and once with this
- * tree's, by turns. It starts its own daemons with the given ucmd, plays their worker through the
- * libucmclient that the loader finds (LD_LIBRARY_PATH), and repeats a case on request. So a case
- * costs what this daemon and this library cost together.
+ * tree's, by turns. It starts its own daemons with the given ucmd. It plays their worker through
+ * the libucmclient that the loader finds (LD_LIBRARY_PATH), and repeats a case on request. So a
+ * case costs what this daemon and this library cost together.
  *
  *   gate_worker UCMD DIRECTORY
  *
- * Standard output has a line for each case, its name, and an empty one. Then, for each number of a case on standard
- * input, a line "WALL CPU": seconds of one operation, by the clock (the median over the repetition)
- * and of the processor (its mean, of daemon and worker, kernel included). A case that is no time says
- * its value for WALL, and 0. Ends with its input, or with a sentence on standard error.
+ * Standard output has a line with the name of each case, and an empty one. Then there is a line
+ * "WALL CPU" for each number of a case on standard input. WALL is the seconds of one operation by
+ * the clock: the median over the repetition. CPU is the mean processor time of daemon and worker,
+ * kernel included. A case that measures no time prints its value for WALL, and 0. The program ends
+ * with its input, or with a sentence on standard error.
  *
- * Worker and daemons share one processor: a round trip between two takes seven times as long, most of it
- * to wake the other one up, and varies with whatever that does. What only many processors show, such
- * as a contended lock, is not seen here. */
+ * Worker and daemons share one processor. A round trip between two processors takes seven times as
+ * long, most of it to wake the other one up, and varies with what that one does. So effects that
+ * need many processors, such as a contended lock, do not show here. */
 #include "client/bench/figure.h"
 #include "tests/gate/place.h"
 

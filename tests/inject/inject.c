@@ -62,7 +62,7 @@ static int due(int *left, const int *error, int fd)
     return 1;
 }
 
-/* As much as a device that ends early would move: the first iovec, cut. */
+/* As much as a device that ends early would move: a cut first iovec. */
 static ssize_t cut(long number, int fd, const struct iovec *iov, off_t offset)
 {
     size_t n = iov->iov_len > PAGE ? iov->iov_len / 2 / PAGE * PAGE : iov->iov_len;

@@ -1,4 +1,4 @@
-/* Faults that build/ucmd-inject.so, preloaded into a daemon, makes of its calls on the cache file.
+/* Faults that build/ucmd-inject.so, preloaded into a daemon, causes in its calls on the cache file.
  * The struct lies in a file that both map: $UCM_INJECT names it. */
 #ifndef UCM_TESTS_INJECT_H
 #define UCM_TESTS_INJECT_H

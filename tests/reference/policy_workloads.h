@@ -1,5 +1,6 @@
-/* Workloads: written down, seeded, the same in each run: requests, each a chain of numbered blocks, in order of time. Part
- * of one program each: plain state. */
+/* Workloads: seeded, and so the same in each run. Each is a list of requests in order of time, and
+ * each request a sequence of numbered blocks. This header is part of one program each, so its state
+ * is global. */
 #ifndef UCM_TESTS_POLICY_WORKLOADS_H
 #define UCM_TESTS_POLICY_WORKLOADS_H
 
@@ -122,7 +123,7 @@ static void grow(struct chain *c, uint32_t n)
         c->id[c->n++] = n_ids++;
 }
 
-/* A chain that `which` of the workload shares; made at its first use. */
+/* A sequence that `which` of the workload shares; made at its first use. */
 static void shared(struct chain *c, struct chain *pool, uint32_t which, uint32_t n)
 {
     if (pool[which].n == 0)
@@ -270,10 +271,10 @@ static void make_tenants(void)
     batch(HOUR / 4, HOUR, 0.3);
 }
 
-/* The shape of a second production-like trace, of which only figures are known: 121,877 references
- * to 43,924 blocks, used again after 1, 2, ... uses: 41.6, 84.1, 78.2, 73.4, 76.0, 68.5 %; distances
- * between uses about exponential, of a fifth of all blocks. Some 350 sessions at a time, each over
- * its own text; the next one is random. */
+/* The shape of a second production-like trace, of which only figures are known. It has 121,877
+ * references to 43,924 blocks. After 1, 2, ... uses, 41.6, 84.1, 78.2, 73.4, 76.0, 68.5 % are used
+ * again. Distances between uses are about exponential, of a fifth of all blocks. There are some 350
+ * sessions at a time, each over its own text; the next one is random. */
 static void make_sessions(void)
 {
     enum { ACTIVE = 350, REQUESTS = 4000 };

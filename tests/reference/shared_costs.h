@@ -1,5 +1,6 @@
-/* How many requests an operation of the shared tier makes of its server. Tests count the same on real servers:
- * of S3 tests/integration/test_shared_s3_hosts.py, of NFS tests/integration/roots/test_shared_nfs.c. */
+/* How many requests an operation of the shared tier makes of its server. Tests count the same on
+ * real servers: tests/integration/test_shared_s3_hosts.py for S3,
+ * tests/integration/roots/test_shared_nfs.c for NFS. */
 #ifndef UCM_TESTS_SHARED_COSTS_H
 #define UCM_TESTS_SHARED_COSTS_H
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# bundle_libs.sh DIRECTORY PROGRAM...: copies the shared libraries of programs into DIRECTORY, but for the C library, which is the other host's own.
+# bundle_libs.sh DIRECTORY PROGRAM...: copies the shared libraries of programs into DIRECTORY,
+# except the C library, which is the other host's own.
 set -eu
 directory=$1
 shift

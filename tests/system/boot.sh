@@ -1,13 +1,14 @@
 #!/bin/bash
-# boot.sh LOWER SCRATCH: becomes systemd, as PID 1 of the namespaces that machine.py has made, over a copy-on-write view of
-# the directories LOWER (as overlayfs lists them). What it writes lies in SCRATCH. Its mounts end with it.
+# boot.sh LOWER SCRATCH: becomes systemd, as PID 1 of the namespaces that machine.py has made. Its
+# root is a copy-on-write view of the directories LOWER (as overlayfs lists them). Its writes lie in
+# SCRATCH. Its mounts end with it.
 set -euo pipefail
 
 lower=$1 scratch=$2 root=$2/root
 mkdir -p "$scratch/upper" "$scratch/work" "$root"
 mount --make-rprivate /
 mount -t overlay -o "lowerdir=$lower,upperdir=$scratch/upper,workdir=$scratch/work" overlay "$root"
-# Not on the overlay: an NFS server wants handles, and a cache O_DIRECT.
+# Not on the overlay, because an NFS server needs handles, and a cache O_DIRECT.
 mkdir -p "$scratch/disk" "$root/disk"
 mount --bind "$scratch/disk" "$root/disk"
 mount -t proc proc "$root/proc"

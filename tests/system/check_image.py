@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""The image of config/container, built and run by podman as the DaemonSet says it: `make check-system`.
+"""The image of config/container, built and run by podman as the DaemonSet says: `make
+check-system`.
 
-No registry is asked: Debian's image is made by debootstrap, and the packages are those of `make deb`. The users, rights,
-mounts, variables and probes are read from the manifests. What a kubelet does besides is not tried.
+No registry is asked: Debian's image is made by debootstrap, and the packages are those of `make
+deb`. The users, rights, mounts, variables and probes are read from the manifests. Other things that
+a kubelet does are not tested.
 """
 
 import json
@@ -96,14 +98,14 @@ def why_not(podman):
 
 
 def limits():
-    """podman raises the two ulimits by default, which takes a right that not every root has."""
+    """podman raises the two ulimits by default, for which not every root has the right."""
     return ["--memory", str(MEMORY), "--ulimit", "nproc=4096:4096", "--ulimit", "nofile=4096:4096"]
 
 
 class Image(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        # In place of the stage that compiles: what it would copy from there.
+        # Replaces the stage that compiles: has what the image would copy from there.
         built = PODMAN.directory + "/built/src/build/deb"
         shutil.copytree(os.environ["UCM_DEB"], built, ignore=lambda _, names: [n for n in names if not n.endswith(".deb")
                                                                                or "-dbgsym_" in n])
@@ -207,7 +209,7 @@ class Image(unittest.TestCase):
         self.worker("dump")
         self.worker("load")
         self.stop()
-        # The other way of configuring: the manifest's own file, its sizes made a test's.
+        # The other way of configuring: the manifest's own file, with a test's sizes.
         self.start(SMALL)
         self.worker("load")
         self.stop()

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The units as they are shipped, under a real systemd: `make check-system`. machine.py has the machine, which takes root."""
+"""The units as they are shipped, under a real systemd: `make check-system`. machine.py has the
+machine, which needs root."""
 
 import json
 import os
@@ -33,7 +34,8 @@ NFS = "nfs://127.0.0.1/kv?nfsport=22049&mountport=22048"
 
 
 def install(directory):
-    """What `make install` puts into a system, as a layer for a machine, and what tests call there."""
+    """What `make install` puts into a system, as a layer for a machine, and the programs that tests
+    call there."""
     shutil.rmtree(directory, ignore_errors=True)
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     subprocess.run(["make", "-s", "-C", TOP, "install", f"DESTDIR={directory}", "PREFIX=/usr"], check=True,
@@ -123,7 +125,7 @@ class Case(unittest.TestCase):
 
 
 class Roots(Case):
-    """Wrong 1: what the configuration names works under the shipped unit."""
+    """Wrong 1: the paths that the configuration names work under the shipped unit."""
 
     def test_a_directory_and_an_nfs_server_take_writes(self):
         self.directory("/disk/kv")
@@ -211,8 +213,9 @@ MOONCAKE = os.environ.get("UCM_MOONCAKE_PYTHON", os.path.join(TOP, "build/moonca
 
 
 class Beside(Case):
-    """Each kind of root whose work a process does: the unit starts it, it stores, and a daemon without anything of its own loads from it. Servers that
-    Debian's root lacks run alongside the machine, in its network."""
+    """Each kind of root that is a process. The unit starts it, it stores, and a daemon with nothing
+    of its own loads from it. Servers that Debian's root lacks run alongside the machine, in its
+    network."""
 
     def beside(self, *argv):
         return ["nsenter", "--target", self.m.pid, "--net", *argv]
@@ -247,7 +250,7 @@ class Kinds(Beside):
         self.assertEqual(self.files("/disk/export"), "16")
 
     def test_a_bucket(self):
-        """With the key where docs/shared-tier.md has it laid."""
+        """With the key at the place that docs/shared-tier.md names."""
         try:
             server = swift_case.Swift(self.beside())
         except RuntimeError as e:
@@ -262,7 +265,7 @@ class Kinds(Beside):
 @unittest.skipUnless(os.path.isdir(os.path.join(os.path.dirname(MOONCAKE), "../lib/python3.11/site-packages/mooncake")),
                      "no Mooncake client for the machine's Python: `make setup` fetches it from PyPI")
 class Mooncake(Beside):
-    """Its client lies where docs/shared-tier.md has it installed."""
+    """Its client lies where docs/shared-tier.md has users install it."""
 
     @classmethod
     def setUpClass(cls):
@@ -293,7 +296,8 @@ class Service(Case):
         self.start(SMALL)
         self.until_health("ok")
         self.m.sh("(while :; do ucmctl --timeout 1 status; done) >/dev/null 2>&1 & echo $! >/run/hammer")
-        # systemctl may warn that the socket can still activate it: the socket stops a moment after the service.
+        # systemctl may warn that the socket can still activate it, because the socket stops a
+        # moment after the service.
         self.m.run("systemctl", "stop", "ucmd")
         self.m.wait_until(lambda: self.active() == ["inactive", "inactive"], "the socket stays")
         self.m.sh("sleep 1; kill $(cat /run/hammer)")

@@ -1,7 +1,8 @@
 """A Debian with systemd as PID 1, in namespaces of its own: no virtual machine, no container manager.
 
-Needs root, and a kernel with overlayfs and cgroup2. Its disk is a copy-on-write view that ends with it; its network has
-only a loopback device. What it can't show: limits of cgroups where the host's cgroup2 has no controllers, and devices.
+Needs root, and a kernel with overlayfs and cgroup2. Its disk is a copy-on-write view that ends with
+it. Its network has only a loopback device. It can't show devices, nor limits of cgroups where the
+host's cgroup2 has no controllers.
 """
 
 import ctypes
@@ -75,7 +76,7 @@ class Machine:
         return self.run("systemctl", "is-system-running", check=False).stdout.strip() in ("running", "degraded")
 
     def wait_until(self, ready, what):
-        """ready: is called until it returns something true, which is returned."""
+        """ready: called until it returns something true. Returns that."""
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             answer = ready()
@@ -86,7 +87,8 @@ class Machine:
             time.sleep(0.1)
 
     def run(self, *argv, check=True, user=None, **options):
-        """A command inside; what it prints and its exit status. check: the status must be 0."""
+        """Runs a command inside. Returns what it prints and its exit status. check: the status must
+        be 0."""
         words = ["nsenter", "--target", self.pid, "--all", "--wdns=/", "env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
                  "LANG=C.UTF-8", *(["setpriv", "--reuid", user, "--regid", user, "--init-groups"] if user else []), *argv]
         done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -25,7 +25,9 @@ def main():
     ns = client.open(identity)
     names = list(range(first, first + count))
     keys = b"".join(n.to_bytes(16, "big") for n in names)
-    if verb != "dump":  # as engines do; it finds what other hosts, or this one before a restart, have put on a root
+    # as engines do; it finds blocks that other hosts, or this one before a restart, have put on a
+    # root
+    if verb != "dump":
         hits = client.call("lookup", ns=ns, keys=keys, shared=True)["hits"]
     if verb == "lookup":
         print(json.dumps({"hits": hits}))

@@ -5,18 +5,21 @@
     fuzz_live.py --replay FILE [--trace]                 what was found, again
     fuzz_live.py --shrink FILE                           makes it shorter
 
-It needs a daemon that is built with clang's AddressSanitizer ($UCMD; `make SAN=address CC=clang` builds one), which poisons what
-no slot's owner may touch, and a Python 3 with msgpack and numpy; nothing else of the tree but this directory. It runs as root: tenants
-are uids from 1000 on. Other environment: FUZZ_WAIT_S (120): seconds after which a daemon hangs; FUZZ_ASAN: more for ASAN_OPTIONS.
+It needs a daemon that is built with clang's AddressSanitizer ($UCMD; `make SAN=address CC=clang`
+builds one). That poisons memory that no slot's owner may touch. It also needs a Python 3 with
+msgpack and numpy, and nothing of the tree but this directory. It runs as root: tenants are uids
+from 1000 on. Other environment: FUZZ_WAIT_S (120): seconds after which a daemon hangs; FUZZ_ASAN:
+more for ASAN_OPTIONS.
 
-On another machine: copy this directory and the daemon (and the libraries that `ldd` names and the machine lacks, into a directory that
-LD_LIBRARY_PATH names), `pip install msgpack numpy`, and
+On another machine: copy this directory and the daemon. Copy libraries that `ldd` names and the
+machine lacks into a directory that LD_LIBRARY_PATH names. Then `pip install msgpack numpy`, and
 
     UCMD=./ucmd python3 fuzz_live.py --seconds 3600 --jobs 16 --out found
 
-What is found is printed, and written as a program of a line a call into the directory --out (build/fuzz/live), first as it ran and then
-shrunk. The same seed gives the same program; the daemon's threads may take another course. A finding whose kind was found
-before is counted and not shrunk again. Exit status: 1 if anything was found."""
+A finding is printed. The directory --out (build/fuzz/live) gets it as a program of a line a call,
+first as it ran and then shrunk. The same seed gives the same program; the daemon's threads may take
+another course. A finding whose kind was found before is counted and not shrunk again. Exit status:
+1 if anything was found."""
 
 import argparse
 import json

@@ -1,9 +1,10 @@
 """Programs: what clients of several tenants do, as a list of calls that names everything and can be shortened anywhere.
 
-A seed decides all of it. The generator knows what it has opened, by whom and how, and what was stored under which keys, so that
-most calls mean something; what a call needs and is not there is made first, or taken from something near that was made for
-another purpose. So orders arise that no client would think of: a pool of a namespace that is opened in another way later, a
-sequence over blocks of another form, a summary of what is not what it was.
+A seed decides all of it. The generator knows what it has opened, for which client and how, and what
+was stored under which keys. So most calls mean something. If a call needs a thing that is not
+there, the generator makes it first, or takes a near one that was made for another purpose. So
+orders arise that no client would think of. For example, a namespace with a pool is later opened in
+another way, a sequence has blocks of another form, or a summary's block has changed.
 
 A value {"of": NAME, "field": F} is what the answer named NAME has as F. {"hex": ...} is binary, {"keys": [...]} are keys, and
 {"u32": [...]} numbers."""
@@ -86,7 +87,7 @@ class Generator:
         self.ops.append({"do": do, "c": conn.number, **more})
 
     def call(self, conn, method, name=None, late=0.1, /, **params):
-        """late: how likely it is that nobody waits for the answer yet."""
+        """late: the probability that nobody waits for the answer yet."""
         if method in TIMED and self.chance(0.06):
             params["timeout_ms"] = self.some(1, 2, 20)
         if method in TIMED and self.chance(0.2):
@@ -97,7 +98,7 @@ class Generator:
         return self.random.randrange(ns.identity["parts"])
 
     def keys(self, tenant, family, spec=None, most=6):
-        """Those that were stored, for the greater part, as a prefix."""
+        """Mostly keys of stored blocks, as a prefix."""
         n = self.random.randint(1, most)
         stored = self.stored(tenant, family, spec)
         if stored and self.chance(0.85):
@@ -141,7 +142,7 @@ class Generator:
             wrong = self.some({"raw": shape.raw * 2}, {"raw": shape.raw // 2}, {"block_tokens": 1}, {"raw": 1 << 40}, {"parts": 1},
                               {"layout": "encoding/9/int8"}, {"layout": "encoding/1/none"}, {"layout": "encoding/1/int8"})
         elif self.chance(wrong_of_1):
-            # What the salt says of a layer is another one.
+            # The salt describes another layer.
             lie = Shape(shape.tokens * self.some(1, 2, 16), shape.heads * self.some(1, 2), shape.dim * self.some(1, 2), self.some(1, 2), 0, 0, 0)
         identity = encoded_identity(self.tenant_name(conn), family.identity(conn.tenant), shape, SPECS[spec], lie, **wrong)
         if self.chance(0.03):
@@ -235,7 +236,8 @@ class Generator:
         return self.open_region(conn, ns or self.space(conn), pool)
 
     def open_region(self, conn, ns, pool, part=None):
-        """Planes as the namespace is believed to want them, for the most part: tensors where it is encoded on this connection."""
+        """Mostly planes as the namespace should want them: tensors where it is encoded on this
+        connection."""
         encoded = ns.form == ENCODED or (ns.form == BYTES and (ns.family, ns.spec) in conn.encoded)
         if ns.form in (ENCODED, BYTES) and self.chance(0.15):
             encoded = not encoded
@@ -281,8 +283,8 @@ class Generator:
         return sequence
 
     def filled_sequence(self, conn, of=None):
-        """One that has blocks, if what it was given was stored. of: a region; the sequence is of its namespace, however that was opened,
-        and its part."""
+        """A sequence that has blocks, if its keys were stored. of: a region; the sequence is of the
+        region's part and namespace, however that was opened."""
         def same(ns):
             return of is None or ns.identity == of.ns.identity
         strict = self.chance(0.9)
@@ -309,7 +311,7 @@ class Generator:
                   build=self.builds(sequence.summary.base, 0.5))
 
     def likely(self, sequence):
-        """So many blocks it has: an append stops at the first that is not stored."""
+        """How many blocks it has: an append stops at the first that is not stored."""
         return self.random.randint(1, sequence.blocks) if sequence.blocks and self.chance(0.4) else 1
 
     def to(self, region, n):
@@ -328,7 +330,8 @@ class Generator:
         self.some(self.open_base, self.open_bytes, self.open_encoded)(conn, self.some_family())
 
     def act_reopen(self, conn):
-        """What is open already, in the other way. What was made before serves after it."""
+        """Opens again, in the other way, what is open already. Things that were made before still
+        serve."""
         found = conn.of(BYTES, ENCODED)
         if found and self.chance(0.5):
             ns = self.random.choice(found)
@@ -348,7 +351,7 @@ class Generator:
             use()
 
     def act_odd(self, conn):
-        """Somebody's blocks of a size that others' slots have."""
+        """A tenant's blocks of the same size as others' slots."""
         family = self.some_family()
         encoded = [encoded_bytes(family.shape, SPECS[spec]) for spec in self.specs]
         sizes = [padded(n) for n in encoded] + encoded + [padded(family.shape.raw), family.shape.raw + 16]
@@ -547,7 +550,7 @@ class Generator:
         self.call(conn, "lookup_table.open", ns=self.space(conn).ref)
 
     def act_look(self, conn):
-        """What tells of what is stored; of others' too, if they let one."""
+        """Calls that tell what is stored; of others, too, if these allow it."""
         ns, some = self.space(conn), self.some
         number = ns.ref if self.chance(0.7) else self.random.randint(1, 12)
         method, params = some(("ls", {"ns": number}), ("inspect", {"ns": number, "key": {"keys": [self.random.randrange(KEYS)]}}),
@@ -568,7 +571,7 @@ class Generator:
                       lora=f"lora-{'abcd'[conn.tenant]}")
 
     def act_operator(self, conn):
-        """By root, or by somebody who may not."""
+        """By root, or by a client that may not."""
         some = self.some
         ns = self.space(conn)
         keys = {} if self.chance(0.3) else {"keys": {"keys": self.keys(conn.tenant, ns.family)}}

@@ -1,9 +1,10 @@
 """What tenants store: every 16 bytes name the tenant, whatever part of them leaks.
 
-A grain is eight bf16 (or f16) numbers. Their high bytes are the tenant's own, so its numbers lie in a range of magnitudes that no
-other tenant has, and a summary or a lossy encoding of them stays in one. The low bytes are a mark, the block, the place and a
-check: scales of encodings are bf16, too, and look like a mark now and then. A wild grain has numbers of all magnitudes after the
-tenant's mark: what `lossless` can't hold."""
+A grain is eight bf16 (or f16) numbers. Their high bytes are the tenant's own, so its numbers lie in
+a range of magnitudes that no other tenant has. A summary or a lossy encoding of them stays in that
+range. The low bytes are a mark, the block, the place and a check. The check is needed because
+encodings' scales are bf16, too, and look like a mark now and then. A wild grain has numbers of all
+magnitudes after the tenant's mark: what `lossless` can't hold."""
 
 import zlib
 
@@ -44,7 +45,7 @@ def content(tenant, label, key, layer, size):
 
 
 def hostile(key, layer, size):
-    """What no encoder wrote: bytes for decoders."""
+    """Bytes that no encoder wrote, for decoders."""
     rng = np.random.default_rng((key, layer, size))
     kind = (key // 3 + layer) % 4
     if kind == 0:
@@ -70,7 +71,8 @@ def is_grain(grain, high):
 
 
 def foreign(data, tenant):
-    """Where another tenant's bytes lie in the data: (place, tenant); None: nowhere. Two grains side by side are no chance."""
+    """Where another tenant's bytes lie in the data: (place, tenant); None: nowhere. Two grains side
+    by side are no coincidence."""
     for other, mark in enumerate(NEEDLES):
         at = data.find(mark) if other != tenant else -1
         while at >= 0:

@@ -26,7 +26,8 @@ def shows(program, kind, tries):
 
 
 def shrink(program, finding, seconds=300, tries=2, say=print):
-    """(program, finding): the shortest that was found in the time, and whether it shows at all when it is run again (else None)."""
+    """(program, finding): the shortest program that was found in the time, and its finding, or None
+    if it does not show in another run."""
     deadline, kind = time.monotonic() + seconds, finding.kind
     ops = program["ops"]
     if finding.at is not None:

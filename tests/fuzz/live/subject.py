@@ -1,4 +1,4 @@
-"""A daemon for one program, and what can be wrong with it."""
+"""A daemon for one program, and checks of what can be wrong with it."""
 
 import ctypes
 import os

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""fuzz_live.py for some seconds, from the same seeds and from fresh ones; and that it knows all that there is to call.
+"""Runs fuzz_live.py for some seconds, from fixed seeds and from fresh ones. Checks that it knows
+all calls that there are.
 
 UCM_LIVE_SECONDS=600 makes it ten minutes. `make fuzz-live` is the same for hours."""
 
@@ -29,8 +30,9 @@ OPTIONS = {"set": {"arena.size": "8MiB", "arena.slab": "1MiB", "mapping.size": "
 
 
 def as_long(right, opened, look):
-    """Stores raw bytes by a region of the encoded namespace, which encoding.open named, or namespace.open before it; and looks at
-    them in the base, which believes in others if they are not to be right."""
+    """Stores raw bytes by a region of the encoded namespace, which encoding.open named, or
+    namespace.open before it. Then looks at them in the base, which expects other bytes unless
+    `right` is set."""
     shape, spec = Shape(16, 2, 16, 1, 1, 1, 16), {"encoding": "int8", "dtype": "f16", "axis": 1, "run": 2}
     base = things.Family(0, shape).identity(0)
     encoded = encoded_identity(f"uid:{subject.FIRST_UID}", base, shape, spec)
@@ -86,7 +88,8 @@ class Live(unittest.TestCase):
 
     @unittest.skipIf(os.getuid() != 0, "tenants are uids")
     def test_a_region_holds_what_it_was_registered_for(self):
-        """The encoded form is as long as the raw one here. What its namespace's base holds then is found wrong if it is."""
+        """Here the encoded form is as long as the raw one. If the base then holds wrong bytes, the
+        check finds them."""
         for stored in "right", "wrong":
             for opened, look in itertools.product((1, 2), ("load", "gather", "mapping")):
                 with self.subTest(stored=stored, opened=opened, look=look):

@@ -1,4 +1,5 @@
-"""What a program's connections have, as the generator remembers it; and the methods that programs call."""
+"""What a program's connections have, as the generator remembers it, and the methods that programs
+call."""
 
 import zlib
 
@@ -50,7 +51,8 @@ class Connection:
 
 
 class Family:
-    """A model, which every tenant has under the same name but one letter, with the same keys."""
+    """A model, which every tenant has under almost the same name (one letter differs), with the
+    same keys."""
 
     def __init__(self, number, shape):
         self.number, self.shape = number, shape

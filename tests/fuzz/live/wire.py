@@ -24,7 +24,7 @@ class Hung(Exception):
 
 
 class Broken(Exception):
-    """An answer is none."""
+    """An answer is malformed."""
 
 
 def memfd(size):

@@ -1,7 +1,13 @@
-"""Runs a program against a daemon of its own, and sees what no tenant may see and what no cache may say.
+"""Runs a program against a daemon of its own, and finds what no tenant may see and no cache may
+say.
 
-A Finding is: another tenant's grain in anything that a tenant can read (regions, pools, mappings, answers), or in files where it is
-to be encrypted; bytes of a block that are not those that were stored; a report of a sanitizer; a daemon that ends, or that does not answer."""
+A Finding is one of these:
+- another tenant's grain in anything that a tenant can read (regions, pools, mappings, answers), or
+  in files where it should be encrypted
+- bytes of a block that are not those that were stored
+- a report of a sanitizer
+- a daemon that ends, or that does not answer
+"""
 
 import mmap
 import os
@@ -37,8 +43,9 @@ class Peer:
 
 
 class Region:
-    """form: what its pages hold, as docs/protocol.md has it, whatever its planes look like: those of an encoded form can be those of
-    the raw one. holder: its namespace's fingerprint; of summaries, their base's."""
+    """form: what its pages hold, as docs/protocol.md has it. Planes don't tell: those of an encoded
+    form can be those of the raw one. holder: its namespace's fingerprint; of summaries, their
+    base's."""
 
     def __init__(self, memory, op, size, form, holder):
         self.memory, self.op, self.size, self.form, self.holder, self.number = memory, op, size, form, holder, NOTHING
@@ -110,7 +117,7 @@ class World:
             raise Finding("answer", f"{broken} at {op}") from None
 
     def gone(self, op):
-        """A connection that ended: the daemon may have its reasons, but must live."""
+        """A connection ended: the daemon may have its reasons, but must live."""
         deadline = time.monotonic() + 0.3
         while self.daemon.process.poll() is None and time.monotonic() < deadline:
             try:
@@ -233,7 +240,7 @@ class World:
                           f"{data[at:at + 16].hex()}, op {self.at}")
 
     def words(self, peer, method, answer):
-        """No answer has another's bytes or names. Root's may."""
+        """No answer has another tenant's bytes or names, except root's."""
         if peer.tenant is None:
             return
         for found in scalars(answer):
@@ -385,8 +392,9 @@ class World:
                   check=check, late=op.get("late"))
 
     def right(self, peer, region, key, layer, data):
-        """Raw blocks are what was stored. Where nobody stored encoded bytes by hand, what was encoded has numbers of the tenant's own
-        range, and a summary is always the same. What a region by hand holds, only the daemon knows."""
+        """Raw blocks have the stored bytes. If nobody stored encoded bytes by hand, decoded numbers
+        lie in the tenant's own range, and a summary is always the same. Only the daemon knows what
+        a region by hand holds."""
         op, want = region.op, self.layer(peer, region, key, layer)
         holders = {region.holder} | self.forms.get(region.holder, set())  # a base's loads find its encoded blocks
         if data == want or region.form == "bytes" or holders & self.rawly:
@@ -462,7 +470,7 @@ class World:
                                        "first": op["first"], "n": op["n"]}, check=check)
 
     def referenced(self, peer, mapping, key, slab, slot, seq):
-        """A worker's read: what it copied counts if the sequence number stands."""
+        """A worker's read: the bytes that it copied count if the sequence number is unchanged."""
         if slab not in mapping.slabs or not mapping.op["exact"]:
             return
         entry = 4096 + 8 * (slab * (mapping.answer["slab_bytes"] // 4096) + slot)

@@ -1,8 +1,8 @@
 """The encodings of docs/design/encodings.md in numpy, written from that page and not from our C, so that the two can be compared bit by bit.
 
-x is the plain form of n tensors, uint16[n, tokens, heads, dim], whatever the order of rows in a page. encode() gives the arrays of a
-tensor's form, decode() takes them; pack() and unpack() make bytes of them and back, in a page's order. cupy may stand in for numpy: set
-methods.np.
+x is the raw form of n tensors, uint16[n, tokens, heads, dim], whatever the order of rows in a page.
+encode() gives the arrays of a tensor's form, decode() takes them; pack() and unpack() make bytes of
+them and back, in a page's order. cupy may stand in for numpy: set methods.np.
 
 Works with numpy 1.24 and newer."""
 
@@ -60,7 +60,7 @@ def infinity(dtype):
 
 
 def special(dtype, value, nan, positive, negative):
-    """value where nothing is said; else NaN and the infinities."""
+    """value, or NaN and the infinities where nan, positive and negative say so."""
     nan_bits = u16(0x7E00 if dtype == "f16" else 0x7FC0)
     out = np.where(positive, infinity(dtype), np.where(negative, infinity(dtype) | u16(0x8000), value))
     return np.where(nan, nan_bits, out).astype(u16)
@@ -77,7 +77,7 @@ def pieces(x, size):
 
 
 def by_token(x, tokens, size):
-    """What pieces have [n, pieces, ...], of each token."""
+    """[n, pieces, ...] -> for each token the value of its piece."""
     return np.repeat(x, size, 1)[:, :tokens]
 
 
@@ -149,7 +149,8 @@ def int8_decode(spec, arrays):
 MAGNITUDES = (6, 18, 31, 44, 59, 76, 97, 127)
 BETWEEN = (12, 24.5, 37.5, 51.5, 67.5, 86.5, 112)
 CENTRE_MOST = f32(1.25)
-LEVEL, SHIFT_MOST = 2, 15  # octaves above the median channel's that are left alone, and that are taken off at most
+# octaves above the median channel's: those that are left alone, and the most that are taken off
+LEVEL, SHIFT_MOST = 2, 15
 
 
 def rotation(dim):

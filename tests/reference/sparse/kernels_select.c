@@ -24,8 +24,8 @@ uint32_t test_choose_spec_bytes(void)
     return sizeof(struct ucm_choose_spec);
 }
 
-/* summaries: one after the other. Each step goes in two ranges that meet at cut. Returns the lists, or
- * -1: refused. */
+/* summaries: one after the other. Each step runs in two ranges that meet at cut. Returns the number
+ * of lists, or -1: refused. */
 int test_scores(const struct ucm_summary_plan *plan, const struct ucm_score_spec *spec,
                 const float *q, const uint8_t *summaries, uint32_t n, uint32_t cut, float *scores)
 {

@@ -1,8 +1,9 @@
-"""Summaries, scores and choices of docs/design/retrieval.md in numpy, written from their definitions and not from our C, so that the
-two can be compared. Integers, scales and float32 results are meant to be equal bit by bit: fma() rounds once, as the
-C library's does. Only what needs exp() or log() holds within a tolerance: the scores of `tokens` with rest,
-reduce_group(..., "softmax"), weights() and the choices by mass made of them; `stats` and `tokens` with rest add the correctly
-rounded float32 of a logarithm.
+"""Summaries, scores and choices of docs/design/retrieval.md in numpy, written from their
+definitions and not from our C, so that the two can be compared. Integers, scales and float32
+results are meant to be equal bit by bit: fma() rounds once, as the C library's does. Only results
+that need exp() or log() hold within a tolerance: the scores of `tokens` with rest,
+reduce_group(..., "softmax"), weights(), and choices by mass. `stats` and `tokens` with rest add the
+correctly rounded float32 of a logarithm.
 
 Works with numpy 1.24 and newer. Shapes: K[n, B, G, d], V[n, B, G, v], q[rows, Hq, d]; n blocks of B tokens, G KV heads.
 """
@@ -24,8 +25,8 @@ MEAN, MAX, NORMALISED = 0, 1, 2
 # ---- float32 arithmetic as the C has it ----
 
 def fma(a, b, c):
-    """float32 fma with one rounding. The product is exact in float64; the sum is rounded to odd there (Boldo and Melquiond),
-    so that the second rounding, to float32, can't go wrong."""
+    """float32 fma with one rounding. The product is exact in float64. The sum is rounded to odd
+    there (Boldo and Melquiond), so that the second rounding, to float32, is right."""
     p = np.asarray(a, f64) * np.asarray(b, f64)
     c = np.asarray(c, f64)
     s = np.asarray(p + c)
@@ -365,7 +366,7 @@ def build(spec, K, V=None):
     clean = np.where(bad[:, None, :, None], f32(0), K)
     clean_V = None if V is None else np.where(bad[:, None, :, None], f32(0), V)
     summary = BUILDERS[spec.method](spec, clean, clean_V)
-    for name in SCALES & set(summary):  # what overflowed
+    for name in SCALES & set(summary):  # values that overflowed
         bad |= ~np.isfinite(bf16_to_f32(summary[name]).reshape(bad.shape + (-1,))).all(-1)
     for name, array in summary.items():
         if name in SCALES:
@@ -388,8 +389,8 @@ def per_group(q, kv_heads):
 
 
 def rounded(q, top):
-    """q[..., c] to a grid of its last axis, so coarse that no sum of products with integers up to 2^top has more than 24
-    bits. NaN where a value is NaN or not below 2^100."""
+    """q[..., c] to a grid of its last axis. The grid is so coarse that no sum of products with
+    integers up to 2^top has more than 24 bits. NaN where a value is NaN or not below 2^100."""
     q = np.asarray(q, f32)
     largest = np.abs(q).max(-1, keepdims=True)
     bad = ~(largest < 2.0 ** 100)
@@ -480,8 +481,8 @@ def score(spec, summary, q, metric="dot", beta=None):
 
 
 def weights(scores, beta):
-    """round(2^24 exp(beta (s - max))) as u64[..., n]; the maximum is over what is not poisoned, whose weight is 0. Within one
-    unit of the C, whose exp() is a polynomial."""
+    """round(2^24 exp(beta (s - max))) as u64[..., n]. The maximum is over blocks that are not
+    poisoned; poisoned ones have weight 0. Within one unit of the C, whose exp() is a polynomial."""
     s = np.where(np.isnan(scores), -np.inf, np.asarray(scores, f64))
     judged = s < np.inf
     top = np.max(np.where(judged, s, -np.inf), -1, keepdims=True)
@@ -547,7 +548,7 @@ def count_topk(n, sparse_ratio=0.3, min_blocks=4, topk_tokens=0, block_tokens=16
 
 
 def finish(chosen, room):
-    """Ascending; where windows and poisoned blocks alone exceed the room, the lowest indexes."""
+    """Ascending. If windows and poisoned blocks alone exceed the limit, the lowest indexes."""
     chosen = sorted(chosen)
     return np.array(chosen if room is None else chosen[:room], np.int64)
 
