@@ -386,6 +386,7 @@ long=${LONG-all}
 for failure in ${failures[@]+"${failures[@]}"}; do
     echo "failed: $failure"
 done
-[ -x "$mooncake" ] || [ -z "$fetching" ] || echo "not run: Mooncake's real master, which \`make setup\` fetches from PyPI; its client was played"
+[ -x "$mooncake" ] || [ -z "$fetching" ] ||
+    echo "not run: Mooncake's real master, which \`make setup\` downloads from PyPI; its client was played"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

@@ -1,6 +1,6 @@
-/* A real daemon on a disk that fails: errors, short transfers, a full or read-only file system, a
- * sync that fails, a ring that is refused or breaks. Nobody gets a wrong byte, and nothing is
- * called durable that is not on stable storage. What failed works again when the disk does. */
+/* A real daemon on a disk that fails: errors, short transfers, a full or read-only file system. A
+ * sync fails, and a ring is refused or breaks. Nobody gets a wrong byte, and nothing is called
+ * durable that is not on stable storage. What failed works again when the disk does. */
 /* Sanitizers: address */
 #include "tests/inject/inject.h"
 #include "tests/integration/harness.h"

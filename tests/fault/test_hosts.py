@@ -200,13 +200,14 @@ class Hosts(unittest.TestCase):
         old, chains = self.fleet.hosts[0], [names(-1000 - i) for i in range(20)]
         # Blocks dumped before the server is found again are not written to it later.
         chain = next((chain for chain in chains if self.dumped(old, chain)), None)
-        self.assertIsNotNone(chain, f"no chain came to the server: {self.told}")
+        self.assertIsNotNone(chain, f"no sequence came to the server: {self.told}")
         old.kill()
         old.forget()
         old.start()
         deadline = time.monotonic() + 40
         while not self.loaded(old, chain):
-            self.assertLess(time.monotonic(), deadline, f"a chain was not loaded from the shared tier: {self.told}")
+            self.assertLess(time.monotonic(), deadline,
+                            f"a sequence was not loaded from the shared tier: {self.told}")
             time.sleep(0.3)
 
     def dumped(self, host, chain):

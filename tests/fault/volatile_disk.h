@@ -20,8 +20,8 @@
 #include <stdint.h>
 
 /* In the daemon's environment: the journal's descriptor; the directories with ':' between them; a
- * directory on the same file system for names that may have to come back; and whether O_TMPFILE is
- * refused. */
+ * directory for names that may come back; and whether O_TMPFILE is refused. That directory is on
+ * the same file system. */
 #define VOLATILE_JOURNAL "UCM_VOLATILE_JOURNAL"
 #define VOLATILE_DIRECTORIES "UCM_VOLATILE_DIRECTORIES"
 #define VOLATILE_SAVED "UCM_VOLATILE_SAVED"

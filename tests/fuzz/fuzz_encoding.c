@@ -1,7 +1,7 @@
-/* Any bytes as an encoding's spec, and the rest as a tensor: first as a raw one, which is encoded
- * and decoded, then as an encoded one, which is decoded. Every form gives the bits of the reference
- * and stays within the tensor's memory. Lossless values that fit come back unchanged. fp8 encodes
- * what it decoded to the same bytes. Traps on any break of these promises. */
+/* Any bytes as an encoding's spec, and the rest as a tensor. It is first taken as a raw one, which
+ * is encoded and decoded, then as an encoded one, which is decoded. Every form gives the bits of
+ * the reference and stays within the tensor's memory. Lossless values that fit come back unchanged.
+ * fp8 encodes what it decoded to the same bytes. Traps on any break of these promises. */
 #include "kernels/encoding/encoding.h"
 #include "kernels/simd/isa.h"
 

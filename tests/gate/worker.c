@@ -12,7 +12,7 @@
  * with its input, or with a sentence on standard error.
  *
  * Worker and daemons share one processor. A round trip between two processors takes seven times as
- * long, most of it to wake the other one up, and varies with what that one does. So effects that
+ * long, most of it to wake the other one up. It varies with what that one does. So effects that
  * need many processors, such as a contended lock, do not show here. */
 #include "client/bench/figure.h"
 #include "tests/gate/place.h"

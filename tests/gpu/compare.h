@@ -1,5 +1,5 @@
-/* What programs share that compare kernels on a GPU with C: one GPU, one stream, counted checks,
- * memory, and random numbers that are the same in each run. */
+/* What programs share that compare kernels on a GPU with C: one GPU, one stream, counted checks and
+ * memory. Random numbers are the same in each run. */
 #ifndef UCM_TESTS_GPU_COMPARE_H
 #define UCM_TESTS_GPU_COMPARE_H
 

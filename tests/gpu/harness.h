@@ -92,8 +92,8 @@ int region_open(struct test_device *t, const struct test_layout *layout, pid_t p
                 struct device_region **out, struct ucm_error *error);
 void region_shut(struct test_device *t, struct device_region *r);
 
-/* A worker's part before and after an OPEN of its region: it proves that the one allocation behind
- * its IPC handles is its own. The test does it, because the handle opens here. */
+/* A worker's part before and after an OPEN of its region: it proves that the one allocation of its
+ * IPC handles is its own. The test does it, because the handle opens here. */
 struct test_proof {
     bool written;
     uint8_t kept[16][UCM_NONCE_BYTES];

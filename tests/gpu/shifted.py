@@ -87,7 +87,7 @@ class Case:
 
     def wrong(self):
         """For each way on the GPU: whether its bytes differ from those of a load with position
-        shifts into host memory, or a load without shifts has the same."""
+        shifts into host memory. Also whether a load without shifts has the same bytes."""
         torch, wrong = self.torch, []
         self.load(self.cpu, True)
         want = torch.frombuffer(self.host.buffer, dtype=torch.uint8).cuda()

@@ -488,7 +488,7 @@ static struct device_region *wild_open(void)
     return bad;
 }
 
-/* Jobs are under way when the context is lost: by a wild address in one of our copies, or by a
+/* Jobs are under way when the context is lost. A wild address in one of our copies ends it, or a
  * kernel of this process that traps. All jobs end. */
 static void test_lost(bool by_kernel)
 {

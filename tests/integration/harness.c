@@ -47,7 +47,7 @@ static void host_exec(const struct host *h)
     char socket[128], nvme[128];
     int n = 1;
 
-    /* A test that failed must not leave its daemon behind. */
+    /* A test that failed must not leave its daemon running. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     snprintf(socket, sizeof(socket), "socket=%s", h->socket);
     snprintf(nvme, sizeof(nvme), "nvme.paths=%s", h->dir);

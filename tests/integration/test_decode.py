@@ -1,7 +1,6 @@
 #!/usr/bin/python3
-"""ucmclient.decode without an engine and without a daemon: what a request needs at most, rows of
-summaries, and how long a decoder waits for the daemon. tests/integration/test_vllm_sparse.py has
-the rest."""
+"""ucmclient.decode without an engine or a daemon: what a request needs at most, rows of summaries,
+and waits for the daemon. tests/integration/test_vllm_sparse.py has the rest."""
 
 import random
 import sys

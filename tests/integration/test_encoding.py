@@ -369,7 +369,8 @@ class Fleet(EncodingCase):
             engine.pages.clear()
             self.assertEqual(engine.load(range(8), range(8)), [OK] * 8)
             self.assertEqual([engine.pages.bytes(i) for i in range(4)], [engine.through(p) for p in kv])
-            self.assertEqual([engine.pages.bytes(4 + i) for i in range(4)], plain[0], "plain blocks serve all")
+            self.assertEqual([engine.pages.bytes(4 + i) for i in range(4)], plain[0],
+                             "raw blocks serve all")
 
     def test_two_engines_of_one_encoding_share(self):
         one, other = self.engine("fp8"), self.engine("fp8")

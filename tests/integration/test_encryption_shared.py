@@ -322,8 +322,8 @@ class Secrets(Encrypted):
             return file.read()[40:56]
 
     def test_a_snapshot_of_a_purged_namespace_is_worth_nothing(self):
-        """Purged blocks don't come back: not to another host, which still had the old secret, nor
-        to a new one with the tenant's key and all files as they were."""
+        """Purged blocks don't come back to another host, which still had the old secret. Nor do
+        they to a new host with the tenant's key and all old files."""
         first, second = self.host(self.one), self.host(self.one)
         kv = self.stored_by(first)
         self.loads(second, kv)

@@ -174,7 +174,8 @@ class Flood(Case):
             for thread in floods:
                 thread.join()
         self.assertEqual(ended, [Closed] * 8)
-        self.until(lambda: self.holds()["connections"] == 1, "the end of those who read nothing")
+        self.until(lambda: self.holds()["connections"] == 1,
+                   "the end of connections that read nothing")
 
     def test_descriptors(self):
         self.operator, fd = self.client(), os.open("/dev/null", os.O_RDONLY)

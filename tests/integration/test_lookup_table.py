@@ -221,7 +221,8 @@ class Prefix(Case):
         self.assertEqual(list(answer["status"]), [0] * 5 + [1] * 5)
         self.assertEqual(answer["bytes"], 5 * region.size)
         self.assertEqual([region.bytes(16 + i) for i in range(5)], want[:5])
-        self.assertEqual([region.bytes(block) for block in range(21, 26)], behind, "behind the gap nothing moved")
+        self.assertEqual([region.bytes(block) for block in range(21, 26)], behind,
+                         "after the gap nothing moved")
         after = client.metrics()
         changed = {name: after[name] - before[name] for name in ("lookups", "lookup_keys", "lookup_hits", "leases", "load_blocks_missed")}
         self.assertEqual(changed, {"lookups": 1, "lookup_keys": 10, "lookup_hits": 5, "leases": 0, "load_blocks_missed": 0})

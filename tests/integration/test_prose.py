@@ -1,8 +1,9 @@
 #!/usr/bin/python3
-"""How pages are written: generated ones are up to date, sentences are short, words are the field's, and what a page states of
-versions, trees and programs is so.
+"""How pages are written. Generated ones are up to date, sentences are short, and words are the
+field's. What a page states of versions, trees and programs is true.
 
-$UCMCTL names the programs whose --help the page of commands is compared with. `make docs` mends generated pages."""
+$UCMCTL names the programs whose --help the page of commands is compared with. `make docs` mends generated pages.
+"""
 
 import collections
 import os

@@ -51,7 +51,8 @@ class Held(Case):
         self.assertEqual(list(client.call("prefetch", ns=ns, keys=keys(*NAMES))["status"]), [MISS] * BLOCKS)
         self.assertEqual(pool.gather([(i, 0, i) for i in NAMES], keys=keys(*NAMES)), [MISS] * BLOCKS)
         self.assertEqual(region.dump(NAMES, to), [IN_PROGRESS] * BLOCKS)
-        self.assertEqual(region.load(NAMES, to, lease=lease), [MISS] * BLOCKS, "also who names a lease; it ends that")
+        self.assertEqual(region.load(NAMES, to, lease=lease), [MISS] * BLOCKS,
+                         "a load that names a lease misses, too, and ends the lease")
         self.assertEqual(region.memory[:], before)
 
     def test_no_method_brings_one(self):

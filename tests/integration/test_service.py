@@ -82,7 +82,7 @@ class Service(unittest.TestCase):
         while not states[-1].startswith(b"STOPPING=1"):
             states.append(inbox.recv(4096))
         self.assertEqual(daemon.wait(TIMEOUT_S), 0)
-        self.assertFalse(os.path.exists(self.socket), "the socket was left behind")
+        self.assertFalse(os.path.exists(self.socket), "the socket was left")
 
     def test_health_answers_a_supervisor(self):
         def health(*how):

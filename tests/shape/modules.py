@@ -73,7 +73,7 @@ INTERFACES = {
     "proto/features/operators.h": "the same",
     "proto/features/retrieval.h": "the same",
     "proto/features/sparse.h": "the same",
-    "kernels/rope/rope.h": "a copy says how far it turns K",
+    "kernels/rope/rope.h": "a copy says how far it re-rotates K",
     "proto/memory/staging.h": "a client registers the memory of a ring, and abandons it when its connection breaks",
 }
 

@@ -263,7 +263,8 @@ class Kinds(Beside):
 
 
 @unittest.skipUnless(os.path.isdir(os.path.join(os.path.dirname(MOONCAKE), "../lib/python3.11/site-packages/mooncake")),
-                     "no Mooncake client for the machine's Python: `make setup` fetches it from PyPI")
+                     "no Mooncake client for the machine's Python: "
+                     "`make setup` downloads it from PyPI")
 class Mooncake(Beside):
     """Its client lies where docs/shared-tier.md has users install it."""
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The connector in a real vLLM on GPUs (`make check-vllm-gpu`): small models with random weights
-that keep their KV in several ways, and settings that a CPU can't try. An engine generates the same
-with the cache and without. A table at the end says how near results are.
+"""The connector in a real vLLM on GPUs (`make check-vllm-gpu`). Small models with random weights
+keep their KV in several ways. Settings that a CPU can't try are tested, too. An engine generates
+the same with the cache and without. A table at the end says how near results are.
 
     check_models_gpu.py [--gpus N] [--seconds S] [--logs DIRECTORY] [CASE...]
 

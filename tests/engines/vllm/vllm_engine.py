@@ -1,8 +1,13 @@
-"""A vLLM that reads what to generate from lines of JSON: check_vllm.py starts one process for each engine.
+"""A vLLM that reads what to generate from lines of JSON: check_vllm.py starts one process for each
+engine.
 
-The argument is JSON, {"model": directory, "connector": settings or null, and LLM's own}. A line in is {"prompts": [[token]],
-"outputs": n, "more": of each prompt}; a line out {"seconds": it took, "tokens": [[token]], "cached": [tokens found in a cache], "transfer":
-[kv_transfer_params], "sparse": counts, "drafted": counts, "free": pages that nobody has, "logs": of each token, if "more" asks}, or {"error": text} for the start.
+The argument is JSON, {"model": directory, "connector": settings or null, and LLM's own}.
+
+A line in is {"prompts": [[token]], "outputs": n, "more": of each prompt}.
+
+A line out is {"seconds": it took, "tokens": [[token]], "cached": [tokens found in a cache],
+"transfer": [kv_transfer_params], "sparse": counts, "drafted": counts, "free": pages that nobody
+has, "logs": of each token, if "more" asks}. For the start it may be {"error": text}.
 """
 
 import json

@@ -2,9 +2,9 @@
 
 A seed decides all of it. The generator knows what it has opened, for which client and how, and what
 was stored under which keys. So most calls mean something. If a call needs a thing that is not
-there, the generator makes it first, or takes a near one that was made for another purpose. So
-orders arise that no client would think of. For example, a namespace with a pool is later opened in
-another way, a sequence has blocks of another form, or a summary's block has changed.
+there, the generator makes it first, or takes one that was made for another purpose. So orders arise
+that no client would think of. For example, a namespace with a pool is later opened in another way.
+Or a sequence has blocks of another form, or a summary's block has changed.
 
 A value {"of": NAME, "field": F} is what the answer named NAME has as F. {"hex": ...} is binary, {"keys": [...]} are keys, and
 {"u32": [...]} numbers."""

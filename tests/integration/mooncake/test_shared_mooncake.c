@@ -1,7 +1,7 @@
 /* A root that is a Mooncake store: what every backend promises, through ucmd-backend-mooncake. If
  * UCM_MOONCAKE_PYTHON names a Python that has Mooncake's client, the store is real (one phase of
- * `make check`): a master, and a process that gives it memory. Otherwise the client is played over
- * a directory. */
+ * `make check`). It then has a master, and a process that gives it memory. Otherwise the client is
+ * played over a directory. */
 #include "tests/integration/shared_store.h"
 
 #define PLAYED "tests/integration/mooncake_played/python"
@@ -16,7 +16,7 @@ static bool ready(void)
 
     if (real && access(real, X_OK) < 0)
         snprintf(store.why, sizeof(store.why),
-                 "no Mooncake client: `make setup` fetches it from PyPI");
+                 "no Mooncake client: `make setup` downloads it from PyPI");
     else if (chmod(store.directory, 0777) < 0)
         snprintf(store.why, sizeof(store.why), "no directory for the store");
     return !store.why[0];

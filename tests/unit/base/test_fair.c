@@ -398,7 +398,7 @@ Test(fair, others_contend_while_they_wait_and_a_while_after)
     cr_assert(fair_contended(&q.fair, 1));
     go(1);
     charge(1, 1 * MIB, NULL);
-    cr_assert(fair_contended(&q.fair, 10 * MIB), "the last one was not who waits");
+    cr_assert(fair_contended(&q.fair, 10 * MIB), "the last one is not the flow that waits");
     charge(0, 9 * MIB, NULL);
     cr_assert(fair_contended(&q.fair, 10 * MIB));
     charge(0, 1 * MIB, NULL);

@@ -94,7 +94,7 @@ Test(listener, what_is_wrong_with_a_path_is_said)
     cr_assert_not_null(strstr(e.text, "its directory must exist and be writable"));
     cr_assert_eq(listener_unix(&l, "socket", path, 0600, "no-such-group", 4, &e), -EACCES);
     cr_assert_not_null(strstr(e.text, "there is no such group"));
-    cr_assert_eq(connect_to_path(), -ENOENT, "a failure leaves no path behind");
+    cr_assert_eq(connect_to_path(), -ENOENT, "a failure leaves no path");
 }
 
 static const char *parsed(const char *text, char buf[LISTENER_TEXT_BYTES])

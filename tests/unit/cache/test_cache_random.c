@@ -1,7 +1,7 @@
 /* Everything that happens to a cache, at random, against a recount of all that it counts. No byte
- * is wrong, no use or hold is left over, and no waiter waits for ever. Runs: over NVMe alone, with
- * a shared tier that other hosts change, in an index that is always full, and with tenants' minimum
- * and maximum changing all the time. UCM_SEED repeats a run. */
+ * is wrong, no use or hold is left over, and no waiter waits for ever. Runs: over NVMe alone; with
+ * a shared tier that other hosts change; in a full index; with changing minimums and maximums of
+ * tenants. UCM_SEED repeats a run. */
 #include "tests/unit/cache/cache_recount.h"
 #include "tests/unit/random.h"
 

@@ -1,5 +1,5 @@
-/* DRAM over a restart, each step by itself: the snapshot's bytes, whole and damaged; the
- * directory's files; slots taken before their memory is ready; the policy's order.
+/* Steps of keeping DRAM over a restart: the snapshot's bytes, whole and damaged; the directory's
+ * files; slots taken before their memory is ready; the policy's order.
  * tests/integration/test_keep.c tests the whole. */
 #include "daemon/config/config.h"
 #include "daemon/format/checksum.h"

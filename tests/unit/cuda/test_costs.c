@@ -16,7 +16,7 @@ static void setup(void)
 
 TestSuite(costs, .init = setup);
 
-/* Extents of that shape, of `bytes` together. */
+/* The strategy for copies of that shape, of `bytes` together. */
 static enum copy_strategy pick(uint64_t width, uint32_t rows, uint64_t bytes, bool busy)
 {
     uint32_t n = (uint32_t)(bytes / width / rows);

@@ -308,7 +308,7 @@ Test(place, where_cgroups_decide_a_peer_without_one_is_turned_away)
     config_init(&config);
     connected_and_gone();
     cr_assert_eq(peer_identify(ends[0], &config, &peer, &why), 0);
-    cr_assert(!peer.admin, "its uid is the daemon's, but who knows where it ran");
+    cr_assert(!peer.admin, "its uid is the daemon's, but nobody knows where it ran");
     cr_assert_eq(config_set(&config, "tenants=a cgroup:/a", &e), 0, "%s", e.text);
     cr_assert_eq(peer_identify(ends[0], &config, &peer, &why), -UCM_WIRE_DENIED);
     cr_assert_not_null(strstr(why.text, "cgroup"));

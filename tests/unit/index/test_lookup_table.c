@@ -1,5 +1,5 @@
-/* The lookup table: what a reader finds of the entries that were set, while a writer runs or dies,
- * and in memory of a hostile daemon. test_lookup_table_model.c has all orders of a few steps. */
+/* The lookup table: which set entries a reader finds, while a writer runs or dies, and in memory of
+ * a hostile daemon. test_lookup_table_model.c has all orders of a few steps. */
 /* Sanitizers: thread */
 #include "daemon/lookup_table/table.h"
 

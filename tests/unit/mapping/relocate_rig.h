@@ -1,5 +1,5 @@
-/* What the tests of relocations share: a cache with mappings, a copier that copies on a test's
- * word, and a worker that reads the table of sequence numbers. */
+/* What tests of relocations share: a cache with mappings, a copier that obeys the test, and a
+ * worker that reads the table of sequence numbers. */
 #ifndef UCMD_TESTS_RELOCATE_RIG_H
 #define UCMD_TESTS_RELOCATE_RIG_H
 

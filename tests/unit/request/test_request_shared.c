@@ -265,7 +265,7 @@ static void expect_two_chains(bool base)
         drop(store(rig.one, key));
     }
     cr_expect_eq(policy_near(rig.policy, policy_common(rig.policy), any, NULL, 8), find(rig.one, 1),
-                 "the older chain leaves first");
+                 "the older sequence leaves first");
 }
 
 Test(request_shared, a_lookup_that_finds_nothing_ends_the_policys_chain)

@@ -60,7 +60,7 @@ Test(summary_quota, a_build_waits_for_its_tenants_own_blocks)
     m.ns = their_summaries->id;
     other = call(UCM_METHOD_SUMMARY_BUILD, &proto_summary_build, &m);
     work();
-    cr_expect(statuses(other, 1, UCM_BLOCK_OK), "nobody waits behind them");
+    cr_expect(statuses(other, 1, UCM_BLOCK_OK), "nobody waits after them");
     let_go(1);
     turns_pass();
     work();

@@ -1,5 +1,5 @@
-/* The shared tier's interface: where parts go and come from with one root and with several, and
- * what happens to damaged parts, and when the tier ends. */
+/* The shared tier's interface: where parts go and come from, with one root and with several. What
+ * happens to damaged parts, and when the tier ends. */
 #include "tests/unit/shared/shared_rig.h"
 
 #define BLOCKS 600u
