@@ -20,7 +20,7 @@ struct oracle {
     uint8_t state[ORACLE_KEYS + 8];
     bool held[ORACLE_KEYS + 8]; /* the present run answered OK, so it has the block */
     bool keeps;                 /* DRAM, over an orderly stop */
-    bool warm;                  /* the present run may have begun with such DRAM */
+    bool warm;                  /* the present run may have begun with DRAM that was kept */
     bool cache_damaged;         /* a checkpoint may be all that still knows of some slots */
     uint32_t keys;              /* from this key on: nothing */
     uint64_t seed;              /* of the random numbers */

@@ -85,7 +85,7 @@ Test(front, who_asks_without_hello_is_dropped)
 
 /* ---- frames that do not end ---- */
 
-/* A frame of a MiB, but for its end. */
+/* A frame of a MiB, except its end. */
 static pid_t hoarder(void)
 {
     static uint8_t most[1 << 20];

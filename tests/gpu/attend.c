@@ -35,7 +35,7 @@ static CUfunction kernel(CUmodule from, const char *name)
     return f;
 }
 
-/* beside: it may begin before the launch before it has ended. */
+/* `beside`: it may begin before the launch before it has ended. */
 static void launch(CUfunction f, const uint32_t blocks[3], uint32_t threads, uint32_t shared,
                    const struct ucm_attend_cuda *args, bool beside, const char *name)
 {
@@ -326,7 +326,7 @@ static bool is_halved(const struct attend_shape *s)
     return !s->latent && s->d == 256 && s->group > 8;
 }
 
-/* What lies on the host, and the random bytes of pool and pages. */
+/* The memory on the host, and the random bytes of pool and pages. */
 static void memory_new(struct problem *p)
 {
     const struct attend_shape *s = &p->shape;
@@ -348,7 +348,7 @@ static void memory_new(struct problem *p)
     p->table = fresh((uint64_t)s->sequences * s->window * 4 + 4);
 }
 
-/* What lies on the GPU, but for the pool. */
+/* The memory on the GPU, except the pool. */
 static void args_new(struct problem *p)
 {
     const struct attend_shape *s = &p->shape;

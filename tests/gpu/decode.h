@@ -73,7 +73,7 @@ struct scene {
 void scene_open(struct scene *t, const struct scene_spec *spec);
 void scene_close(struct scene *t);
 
-/* What codes a layer of so many KV heads, where entries are encoded. */
+/* The encoding of a layer of so many KV heads, where entries are encoded. */
 struct ucm_encoding_spec scene_coding(const struct scene *t, uint32_t heads);
 
 /* All blocks' places, or none of this number's. */

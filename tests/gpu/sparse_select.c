@@ -34,7 +34,7 @@ static void put_scale(uint8_t *at, bool poison)
     memcpy(at, &s, sizeof(s));
 }
 
-/* Any bytes are a summary, but for scales and poison. */
+/* Any bytes are a summary, except scales and poison. */
 static void random_summary(const struct ucm_summary_plan *p, uint8_t *out)
 {
     uint32_t heads = p->spec.shape.kv_heads, arrays = p->spec.method == UCM_SUMMARY_STATS ? 3 : 1;

@@ -189,7 +189,7 @@ class Hostile(Mixed):
                 self.assertEqual(after["unfit_decoded"] - before["unfit_decoded"], len(parts) - len(unfit))
                 self.assertEqual(after["unfit_decode_failed"], before["unfit_decode_failed"])
                 self.settled(client, base)
-                for i, part in enumerate(parts):  # as workers do who don't know of it
+                for i, part in enumerate(parts):  # as workers do that don't know of it
                     self.assertEqual(part.dump(["x"], [0], raw=i in unfit), [EXISTS])
                 client.call("namespace.purge", ns=base)
                 self.until(lambda: client.hits(ns, "x") == 0, "the end of the base's block")

@@ -183,7 +183,7 @@ class Plan(unittest.TestCase):
     def test_what_a_host_holds(self):
         holds = self.json("--dram", "512GiB", "--nvme", "15TiB")["holds"]
         self.assertFalse(holds["from_daemon"])
-        # Slots fill slabs, and records segments, but for a few percent.
+        # Slots fill slabs, and records fill segments, except for a few percent.
         for tier, size in (("dram", 512 * GIB), ("nvme", 15 * 1024 * GIB)):
             self.assertLessEqual(holds[f"{tier}_tokens"], size // 327680)
             self.assertGreater(holds[f"{tier}_tokens"], 0.9 * size / 327680)

@@ -74,7 +74,7 @@ class Mapped(Together):
         self.assertEqual(self.stats()["gather_items"] - before, sum(self.counts(e, r).gathered for r in (0, 1)))
 
     def test_blocks_that_left_it(self):
-        """Whatever the mapping lost comes by gather, in the same step."""
+        """Blocks that the mapping lost come by gather, in the same step."""
         e = self.engine(ALL, mapping=True)
         mapped = [rank.decoder for rank in e.sparse]
 

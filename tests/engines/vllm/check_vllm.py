@@ -575,7 +575,7 @@ class RealVllm(unittest.TestCase):
         self.reaches(host.socket, lambda stats: stats["metrics"]["lookups_waited"] == 0)
 
     def reaches(self, socket, condition):
-        """What it says of the daemon's `stats`, once that is true."""
+        """Waits until condition(the daemon's `stats`) is true, and returns its result."""
         ucmctl = os.path.join(os.path.dirname(os.environ["UCMD"]), "ucmctl")
         end = time.monotonic() + WAIT_S
         while True:

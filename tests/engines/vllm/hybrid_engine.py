@@ -20,9 +20,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 
 class Group:
-    """window: tokens that a token attends, itself included; 0: all before it. tensor: groups with the same number lie in the same
-    tensors, each block of which belongs to one group at a time. state: its layers are recurrent; "inside": and leave a state at a
-    prompt's last multiple in the midst of a step."""
+    """window: tokens that a token attends, itself included; 0: all before it. tensor: groups with
+    the same number lie in the same tensors, each block of which belongs to one group at a time.
+    state: its layers are recurrent; "inside": they also leave a state at a prompt's last multiple
+    in the middle of a step."""
 
     def __init__(self, layers, window=0, tokens=BLOCK, tensor=0, state=False):
         self.layers, self.window, self.tokens, self.tensor, self.state = layers, window, tokens, tensor, state

@@ -298,7 +298,7 @@ class SparseEngine(Engine):
         sparse = {name: self.requests[name] for name in out.num_scheduled_tokens if isinstance(self.requests[name], SparseRequest)}
         self._first = {name: self.requests[name].num_computed_tokens - n for name, n in out.num_scheduled_tokens.items()}
         for name, request in sparse.items():
-            # Of its last token, but for blocks of this step, which only dense tokens attend.
+            # Of its last token, without blocks of this step, which only dense tokens attend.
             self._extend(request, min(self.policy.candidates((request.num_computed_tokens - 1) // BLOCK), self._first[name] // BLOCK))
         again = False
         while True:

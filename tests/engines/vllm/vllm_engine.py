@@ -91,7 +91,7 @@ def latent_config(of, name, **more):
 
 
 def gpu_models(directory):
-    """What only GPUs have kernels for, and hybrid_models()."""
+    """Models for which only GPUs have kernels, and hybrid_models()."""
     import torch
     from transformers import (DeepseekV3Config, DeepseekV3ForCausalLM, DeepseekV32Config, DeepseekV32ForCausalLM, JambaConfig,
                               JambaForCausalLM)

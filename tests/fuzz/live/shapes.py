@@ -124,7 +124,8 @@ SUMMARIES = (None, "mean", "submean", "box", "hash", "stats", "tokens")
 
 
 def summary_identity(base_fingerprint, base, params):
-    """That of the summaries of a base, but for layer_bytes; kernels/sparse/sparse.h has the 176 bytes."""
+    """The identity of the summaries of a base, except layer_bytes; kernels/sparse/sparse.h has the
+    176 bytes."""
     method, tokens = params["method"], base["block_tokens"]
     first = params.get("kind", 0) if method == 1 else params.get("rest", 0) if method == 6 else 0
     form = u32(1, method, first, params.get("run", 0) if method == 2 else 0, 0, params.get("bits", 0) if method == 4 else 0, 0,

@@ -5,7 +5,7 @@ import zlib
 
 from shapes import ENCODINGS
 
-TENANTS = 3                              # and the operator, who is the last
+TENANTS = 3                              # and the operator, which is the last
 KEYS = 24
 RAW, BYTES, ENCODED, SUMMARY = "raw", "bytes", "encoded", "summary"
 SPECS = [{"encoding": "lossless", "dtype": "bf16"}, {"encoding": "int8", "dtype": "bf16"}, {"encoding": "fp8", "dtype": "bf16"},

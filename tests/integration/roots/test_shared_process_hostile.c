@@ -249,7 +249,7 @@ Test(shared_process_hostile, its_bytes_are_not_those)
     EACH(ways, is_a_miss);
 }
 
-/* What was verified does not change any more. */
+/* Bytes that were verified do not change any more. */
 static void scribbles(struct contract *c)
 {
     one_is_there(c);

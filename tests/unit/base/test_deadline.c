@@ -206,7 +206,7 @@ static void dear_cb(struct deadline *d)
     turns_at_first = turns_at_first ? turns_at_first : turns;
     turns_at_last = turns;
     while (uv_hrtime() - begun_ns < 2000000u) {
-        /* it is dear */
+        /* it is expensive */
     }
 }
 

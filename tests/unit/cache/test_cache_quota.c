@@ -1,4 +1,4 @@
-/* What tenants are guaranteed of DRAM, and get at most. The arena has 8 slots of a quarter of a MiB. */
+/* Tenants' minimum and maximum of DRAM. The arena has 8 slots of a quarter of a MiB. */
 #include "tests/unit/cache/cache_rig.h"
 
 #define SLOT (MIB / 4)

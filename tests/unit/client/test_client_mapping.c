@@ -90,7 +90,7 @@ Test(client_mapping, places_that_lead_out_of_it_are_misses)
         place.seq = i == 4 ? 0 : place.seq;
         cr_expect_eq(ucm_mapping_read(mapping, &place, 0, 1, &byte), UCM_MAPPING_MISS, "%u", i);
     }
-    /* What the daemon's header says later has no effect. */
+    /* Later changes of the daemon's header have no effect. */
     win.header->slabs = UINT32_MAX;
     win.header->slab_bytes = UINT64_MAX;
     win.header->slots_per_slab = UINT32_MAX;

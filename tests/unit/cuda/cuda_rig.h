@@ -36,7 +36,8 @@ static uint8_t *slots;
 static size_t slots_bytes;
 static char directory[64];
 static unsigned failures;
-/* Set before daemon_begin. bus_byte_ns: what a byte over the bus costs, by the calibration; 0: as ever. */
+/* Set before daemon_begin. bus_byte_ns: what a byte over the bus costs, by the calibration; 0: the
+ * default. */
 static unsigned busy_max_percent = 85;
 static double bus_byte_ns;
 static const struct numa *numa; /* set before daemon_begin: where GPUs hang */

@@ -382,7 +382,7 @@ static void refused(const struct ucm_rope_spec *s, const char *words)
     cr_assert(strstr(why, words), "\"%s\" does not say \"%s\"", why, words);
 }
 
-/* Refuses a spec that is right but for one field. */
+/* Refuses a spec of which one field is wrong. */
 #define REFUSED(field, value, words)                                                               \
     do {                                                                                           \
         struct ucm_rope_spec spec = right;                                                         \

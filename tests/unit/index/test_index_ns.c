@@ -85,7 +85,7 @@ Test(index_ns, fingerprint_has_its_canonical_form)
     cr_assert_eq(memcmp(out, want, sizeof(out)), 0);
 }
 
-/* What a tier has of a namespace of an earlier run. */
+/* What a tier stores about a namespace of an earlier run. */
 struct left {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES], canonical[NS_CANONICAL_MAX];
     size_t n;

@@ -1,4 +1,5 @@
-/* Mappings of the arena: memory that is granted to a tenant, who has it, and when it comes back. */
+/* Mappings of the arena: memory that is granted to a tenant, which process has it, and when it
+ * comes back. */
 /* Sanitizers: thread */
 #include "daemon/mapping/grant.h"
 #include "proto/memory/mapping.h"

@@ -165,7 +165,7 @@ static void read_all(void)
     }
 }
 
-/* What was read is kept until the device takes jobs again. */
+/* Bytes that were read are kept until the device takes jobs again. */
 Test(request, a_full_device_makes_no_block_miss)
 {
     uint32_t id = load_many(store_many());

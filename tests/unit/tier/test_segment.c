@@ -385,7 +385,7 @@ Test(segment, what_is_in_quarantine_is_not_reused)
     cr_assert_eq(segment_find(&table, segment_loc(&table, open_one, 0), 1000, &s, &record), 0);
     fill(200, 1); /* the one that is left */
     cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), -ENOSPC);
-    /* emptied: still not for anybody, and no victim */
+    /* emptied: still not reused, and no victim */
     for (unsigned k = 0; k < RECORDS; k++)
         segment_forget(&table, closed, k);
     segment_forget(&table, open_one, 0);
