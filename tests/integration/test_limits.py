@@ -28,7 +28,7 @@ class Flood(Case):
 
     def tearDown(self):
         self.doCleanups()
-        self.until(lambda: self.holds() == self.before, "the return of all that the flood took")
+        self.until(lambda: self.holds() == self.before, lambda: f"the return of all that the flood took, {self.holds()}, to {self.before}")
 
     def holds(self):
         client = Client(self.daemon)

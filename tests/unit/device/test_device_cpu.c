@@ -225,6 +225,32 @@ Test(device_cpu, a_large_region_is_unmapped)
     close(fd);
 }
 
+static atomic_uint advices;
+
+/* In place of libc's. */
+int madvise(void *p, size_t bytes, int advice)
+{
+    advices++;
+    return (int)syscall(SYS_madvise, p, bytes, advice);
+}
+
+/* A file of holes costs its client nothing, and must not cost the daemon a call for each slice. */
+Test(device_cpu, a_region_at_the_end_of_a_file_of_holes_is_unmapped)
+{
+    const uint64_t holes = (1ull << 45) - MEMORY;
+    int fd = memfd_make(0, MFD_ALLOW_SEALING, 0);
+    struct device_region *r;
+
+    cr_assert_eq(fallocate(fd, 0, (off_t)holes, MEMORY), 0); /* nothing is before that */
+    cr_assert_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    r = region_flat(fd, holes, MEMORY);
+    open_ok(r);
+    advices = 0;
+    close_ok(r);
+    cr_assert_lt(advices, 100000u, "%u", advices);
+    close(fd);
+}
+
 /* Holes elsewhere in the file are the client's business. */
 Test(device_cpu, memory_around_a_region_may_lack_pages)
 {
