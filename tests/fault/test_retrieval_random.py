@@ -530,9 +530,9 @@ class Play:
         return all(self.counts.get(what, 0) > 10 for what in ("rows checked", "layers gathered"))
 
     def run(self, seconds):
-        """Runs for so long; on a busy host until enough was checked, at most 60 s longer."""
+        """Runs for so long; on a busy host until enough was checked, at most 120 s longer."""
         end = time.monotonic() + seconds
-        last = end + 60
+        last = end + 120
         self.start()
         while (now := time.monotonic()) < end or (now < last and not self.enough()):
             killed = self.round(min(now + ROUND_S, end if now < end else last))

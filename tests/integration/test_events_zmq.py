@@ -187,7 +187,10 @@ class Publisher(OwnDaemons, Case):
         self.settled(self.engine, self.ns)
         self.assertEqual(self.daemon.stop(), 0)
         self.start()
-        self.expect(events, self.cleared(), dict(self.stored(0, medium="STORAGE"), token_ids=[], block_size=0))
+        self.assertEqual(next(events), self.cleared())
+        while (event := next(events)) == self.cleared():
+            pass  # a daemon that is slow at its start is connected to more than once
+        self.assertEqual(event, dict(self.stored(0, medium="STORAGE"), token_ids=[], block_size=0))
         self.worker_of(self.id())
         halt(self.process.pid)
         names, ring, page, begun = range(100, 116), 4096, 1024, self.engine.call("events", since=2 ** 64 - 1)["last"]
