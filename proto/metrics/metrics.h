@@ -41,11 +41,11 @@
     X(load_blocks_missed, counter, "parts", "parts of loads that were not cached")                 \
     X(load_bytes, counter, "bytes", "bytes copied into workers' memory")                           \
     X(dump_blocks, counter, "parts", "parts stored")                                               \
-    X(dump_blocks_existing, counter, "parts", "parts of dumps stored already")                     \
+    X(dump_blocks_existing, counter, "parts", "dumped parts that were already stored")             \
     X(dump_blocks_skipped, counter, "parts", "parts of dumps not stored: no slot was free")        \
     X(dump_blocks_dropped, counter, "parts",                                                       \
       "unfinished parts dropped: the worker disconnected, or the copy failed")                     \
-    X(dump_blocks_durable, counter, "parts", "parts awaited on stable storage")                    \
+    X(dump_blocks_durable, counter, "parts", "parts of durable dumps on stable storage")           \
     X(dumps_slowed, counter, "requests",                                                           \
       "dumps answered late because of back-pressure (nvme.on_write_stall)")                        \
     X(dump_bytes, counter, "bytes", "bytes copied out of workers' memory")                         \
@@ -58,7 +58,7 @@
       "of these, parts of which only some layers were read, from NVMe")                            \
     X(gather_bytes, counter, "bytes", "bytes copied, also counted in load_bytes")                  \
     X(span_refused, counter, "refusals",                                                           \
-      "operations refused that would leave their part's bytes; above 0: a bug")                    \
+      "operations refused: beyond their part's bytes; above 0: a bug")                             \
     X(reads_coalesced, counter, "parts", "reads saved: another request was reading the same part") \
     X(blocks, gauge, "blocks", "complete blocks, in any tier")                                     \
     X(blocks_partial, gauge, "blocks", "blocks with missing parts")                                \
@@ -102,7 +102,7 @@
     X(nvme_corrupt, counter, "parts",                                                              \
       "parts whose checksum differed; a load gets the shared tier's copy, or status FAILED")       \
     X(nvme_reclaimed_segments, counter, "segments", "segments reclaimed for new writes")           \
-    X(nvme_reclaimed_blocks, counter, "blocks", "blocks dropped with their reclaimed segment")     \
+    X(nvme_reclaimed_blocks, counter, "parts", "parts dropped with their reclaimed segment")       \
     X(nvme_recovering, gauge, "segments", "segments of earlier runs still to read")                \
     X(nvme_recovered_parts, counter, "parts", "parts of earlier runs found")                       \
     X(nvme_syncs, counter, "syncs", "syncs of cache files for durable dumps")                      \
@@ -118,7 +118,7 @@
     X(encryption_bytes_current, gauge, "bytes",                                                    \
       "bytes on NVMe encrypted with a tenant's current key")                                       \
     X(encryption_bytes_older, gauge, "bytes",                                                      \
-      "bytes on NVMe encrypted with an older key; 0: NVMe needs none")                             \
+      "bytes on NVMe encrypted with an older key; 0: no older key is needed")                      \
     X(encryption_bytes_unknown, gauge, "bytes",                                                    \
       "bytes on NVMe encrypted with a key that no source has")                                     \
     X(nvme_bad_headers, counter, "pages", "damaged headers of intact parts, found while running")  \
@@ -194,7 +194,7 @@
     X(mapping_referenced_bytes, gauge, "bytes", "bytes of the slots of these")                     \
     X(mapping_moves, counter, "blocks", "blocks copied within DRAM into a shared mapping")         \
     X(mapping_full, counter, "blocks",                                                             \
-      "blocks that references left out: no space, or not in time")                                 \
+      "referenced blocks that got no place: no space, or not in time")                             \
     X(mapping_revocations, counter, "slabs", "slabs that the daemon asked back")                   \
     X(mapping_overdue_bytes, counter, "bytes",                                                     \
       "bytes not released in time; the client's connection was ended")                             \

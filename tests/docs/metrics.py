@@ -9,14 +9,14 @@ ALERTS = "config/observe/alerts.yml"
 
 #: Title, what a reader should know of the group, and the names in it: a metric belongs to the first group that has it.
 GROUPS = (
-    ("Bypass", "Above 0, an operator has turned the cache off for somebody with `ucmctl bypass`. Keys that become misses by that count in "
+    ("Bypass", "An operator turns the cache off for somebody with `ucmctl bypass`. Keys that this turns into misses count in "
      "`bypass_lookup_keys` only, and do not lower the hit rate.", r"bypass.*"),
-    ("Lookups", "The hit rate is `lookup_hits` by `lookup_keys`, as rates over time. A hit on NVMe is one that is neither in DRAM nor shared.",
+    ("Lookups", "The hit rate is the rate of `lookup_hits` divided by that of `lookup_keys`. A hit neither in DRAM nor shared is on NVMe.",
      r"lookup(?!_hits_raw|_table).*"),
     ("Loads and prefetches", "", r"load_.*|prefetch_.*|reads_coalesced|span_refused|regions"),
     ("Gathers", "", r"gather(s|_.*)"),
     ("Dumps", "", r"dumps?_.*"),
-    ("Encodings", "Raw bytes by encoded bytes are the compression ratio. All other metrics count encoded bytes.",
+    ("Encodings", "Raw bytes divided by encoded bytes are the compression ratio. Other metrics of bytes count encoded bytes.",
      r"lookup_hits_raw|encode_.*|decode_.*|encode_unfit|unfit_.*"),
     ("DRAM", "", r"arena_.*|slot_.*|leases.*"),
     ("Index", "", r"blocks|blocks_(partial|pinned)|index_.*"),
@@ -81,7 +81,7 @@ def alert_names(of, name):
 
 def alerts_text(of):
     yield "\n## Alerts\n\n"
-    yield md.wrap(f"`{ALERTS}` has the expressions. Each name links to what to do; the time after it is how long that lasts before the alert fires.")
+    yield md.wrap(f"`{ALERTS}` has the expressions. Each name links to what to do; the time after it is how long its condition must hold.")
     for severity in sorted({a.severity for a in of}):
         yield f"\n{severity.capitalize()}:\n\n"
         for a in of:
@@ -118,7 +118,7 @@ def histograms_text(mark, of):
     yield "\n## Durations\n\n"
     yield md.wrap("Histograms in seconds. `ucmctl stats` prints the count, the median and the 99th percentile since the start. "
                   "Label `tier` names the slowest tier that the request read: `dram`, `nvme` or `shared`. Label `size` is the class of "
-                  "the bytes that it copied: `le1MiB`, `le64MiB` or `gt64MiB`. Requests that copied nothing do not count.") + "\n"
+                  "the bytes that it copied: `le1MiB`, `le64MiB` or `gt64MiB`. Loads, gathers and dumps that copied nothing do not count.") + "\n"
     for name, tiers, sizes, meaning in md.x_rows("UCMD_HISTOGRAMS", HEADER):
         labels = ", ".join(["`tier`"] * (tiers != "1") + ["`size`"] * (sizes != "1"))
         shown = f"ucmd_{name}_seconds"
@@ -145,7 +145,7 @@ def lists_text(mark, of):
 def reuse_text():
     yield "\n## Reuse\n\n"
     yield md.wrap("The daemon estimates the hit rate that other cache sizes would give. `ucmctl status` prints it. Label `tiers` is `dram` or "
-                  "`dram_nvme`; label `factor` is the size against today's: `0.5`, `1`, `2` or `4`.")
+                  "`dram_nvme`; label `factor` is `0.5`, `1`, `2` or `4`.")
     yield "\n- `ucmd_reuse_references_total`: keys looked up; `stats`: `reuse.references`\n"
     yield md.wrap("- `ucmd_reuse_hit_ratio`: estimated hit rate at `factor` times today's size of `tiers`; `stats`: `reuse.curves`", "  ")
 
@@ -157,8 +157,8 @@ def page():
                    "says how to scrape them and which to look at first.")
     yield "\n"
     yield md.wrap("`ucmctl stats` prints all of them, and `ucmctl stats --watch 1` their rates. Counters start at 0 with the daemon. "
-                  "Names here are Prometheus', which end in `_total` for counters. `stats` has them without `ucmd_`, `_total`, and the prefix of an entry "
-                  "such as `tenant_`; where its name differs otherwise, it stands at the end. `stats` has microseconds instead of seconds, and thousandths "
+                  "Names here are Prometheus', which end in `_total` for counters. `stats` has them without `ucmd_`, `_total`, and the prefix of a list "
+                  "such as `tenant_`; where it has another name, the line ends with that. `stats` has microseconds instead of seconds, and thousandths "
                   "instead of a ratio. A meaning that begins with `1:` is a flag; `(parts)` and the like say what is counted.")
     yield "\n"
     yield md.wrap("A scraper also reads `ucmd_health{state}`, 1 for the state that `ucmctl health` prints; `ucmd_shared_root_health{root,index,state}`; "
