@@ -10,7 +10,7 @@ import unittest
 
 import machine
 from check_system import SMALL, TREE, Case
-from machine import BUILD, TOP, Machine
+from machine import BUILD, Machine, copy_worker
 
 PACKAGES = ("ucmd", "libucmclient0", "python3-ucmclient")
 NVME = SMALL + "nvme:\n  paths: [/var/lib/ucmd]\n  size: 64MiB\n  segment: 4MiB\n"
@@ -42,11 +42,7 @@ class Packages(Case):
             (package,) = glob.glob(os.path.join(os.environ["UCM_DEB"], name + "_*.deb"))
             shutil.copy(package, cls.layer + "/opt/first")
             later(package, cls.layer + "/opt/second")
-        for name in ("tests/system/worker.py", "tests/integration/second_client.py", "tests/integration/daemon.py",
-                     "docs/protocol.md", "docs/methods.md"):
-            target = f"{cls.layer}{TREE}/{name}"
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            shutil.copy(os.path.join(TOP, name), target)
+        copy_worker(cls.layer + TREE)
 
     def setUp(self):
         self.m = Machine(self.layer)

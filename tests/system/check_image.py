@@ -17,7 +17,7 @@ import time
 import unittest
 
 import machine
-from machine import BUILD, TOP
+from machine import BUILD, TOP, copy_worker
 
 try:
     import yaml
@@ -27,8 +27,6 @@ except ImportError:
 CONTAINER = os.path.join(TOP, "config/container")
 DEBIAN = os.path.join(BUILD, "debian.tar")
 IMAGES = ("docker.io/library/debian:12", "docker.io/library/debian:12-slim")
-CLIENT = ("tests/system/worker.py", "tests/integration/second_client.py", "tests/integration/daemon.py", "docs/protocol.md",
-          "docs/methods.md")
 MEMORY = 1 << 30  # frames and requests may take half of it
 # Instead of a file. The manifest's sizes are those of a node.
 SMALL = {"UCMD_ARENA_SIZE": "64MiB", "UCMD_ARENA_SLAB": "1MiB", "UCMD_NVME_SIZE": "64MiB", "UCMD_NVME_SEGMENT": "4MiB",
@@ -134,9 +132,7 @@ class Image(unittest.TestCase):
         for name, text in self.config.items():
             with open(f"{self.volumes['config']}/{name}", "w") as file:
                 file.write(text)
-        for name in CLIENT:
-            os.makedirs(os.path.dirname(f"{self.node}/tree/{name}"), exist_ok=True)
-            shutil.copy(os.path.join(TOP, name), f"{self.node}/tree/{name}")
+        copy_worker(self.node + "/tree")
         self.run_container(self.init, "--rm")
 
     def options(self, container, without):

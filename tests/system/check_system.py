@@ -12,7 +12,7 @@ import tempfile
 import unittest
 
 import machine
-from machine import BUILD, TIMEOUT_S, TOP, Machine
+from machine import BUILD, TIMEOUT_S, TOP, Machine, copy_worker
 
 sys.path.insert(0, os.path.join(TOP, "tests/integration"))
 import swift_case  # noqa: E402
@@ -40,11 +40,7 @@ def install(directory):
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     subprocess.run(["make", "-s", "-C", TOP, "install", f"DESTDIR={directory}", "PREFIX=/usr"], check=True,
                    env=environment, stdout=subprocess.DEVNULL)
-    for name in ("tests/system/worker.py", "tests/integration/second_client.py", "tests/integration/daemon.py",
-                 "docs/protocol.md", "docs/methods.md"):
-        target = f"{directory}{TREE}/{name}"
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        shutil.copy(os.path.join(TOP, name), target)
+    copy_worker(directory + TREE)
     return directory
 
 

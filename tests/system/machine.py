@@ -17,6 +17,17 @@ TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 HERE = os.path.dirname(os.path.abspath(__file__))
 BUILD = os.path.abspath(os.environ.get("UCM_SYSTEM_BUILD", os.path.join(TOP, "build/system")))
 TIMEOUT_S = 90
+# Of this repository: worker.py and what it reads.
+WORKER = ("tests/system/worker.py", "tests/integration/second_client.py", "tests/integration/daemon.py", "docs/protocol.md",
+          "docs/methods.md", "docs/metrics.md")
+
+
+def copy_worker(tree):
+    """Lays worker.py and what it reads below the directory tree, as they lie in the repository."""
+    for name in WORKER:
+        target = os.path.join(tree, name)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        shutil.copy(os.path.join(TOP, name), target)
 
 
 def cgroup2():
