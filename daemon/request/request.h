@@ -5,9 +5,9 @@
  * changes stored blocks by name are request objects that answer when they are done. There are at
  * most CONFIG_MAX_REQUESTS of them, and each has a deadline; past the limit the answer is BUSY.
  *
- * A session ends in order: its requests are stopped and copies under way awaited. Then its pending
- * writes are dropped, its leases end, its regions are unmapped, and its memory is freed. Thread:
- * the event loop only. */
+ * A session ends in order: its requests are stopped and copies under way awaited. Then its regions
+ * are unmapped, features end what they have, its leases end, its pending writes are dropped, and
+ * its memory is freed. Thread: the event loop only. */
 #ifndef UCMD_REQUEST_REQUEST_H
 #define UCMD_REQUEST_REQUEST_H
 

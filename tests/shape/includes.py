@@ -41,7 +41,8 @@ def idle():
 def wrong():
     """The problems, as sentences; []: there are none."""
     now, may = found(), allowed()
-    return ([f"{pair.replace(' ', ' includes ')}, a header of {modules.feature_of(pair.split()[1])}: the core names no feature" for pair in sorted(now - may)]
+    hint = "the core names no feature; an interface of one stands in modules.py's INTERFACES"
+    return ([f"{pair.replace(' ', ' includes ')}, a header of {modules.feature_of(pair.split()[1])}: {hint}" for pair in sorted(now - may)]
             + [f"tests/shape/allowed.txt: \"{pair}\" is over: python3 tests/shape/includes.py --shrink" for pair in sorted(may - now)]
             + [f"tests/shape/modules.py: no file is {pattern}" for pattern in idle()])
 
