@@ -231,7 +231,7 @@ int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns)
         return 0;
     p->shared.done_cb = purge_shared_cb;
     memcpy(p->shared.fingerprint, ns->fingerprint, sizeof(p->shared.fingerprint));
-    (void)cache_shared_fingerprint(c, ns, p->shared.encrypted_fingerprint);
+    p->shared.encrypted = cache_encrypted(c, ns);
     p->shared_status = shared_purge(c->shared, &p->shared);
     p->sharing = p->shared_status == 0;
     return 0;

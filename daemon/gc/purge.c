@@ -19,8 +19,9 @@ struct purge_root {
 struct purge {
     struct list link;
     struct shared_purge *request; /* NULL: its done_cb has run, or it cancelled */
-    uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES];
-    uint8_t encrypted[BLOCK_FILE_NAMESPACE_BYTES]; /* what its encrypted files have for it */
+    uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
+    bool encrypted, waits; /* waits: for the secret, of which its encrypted files have their name */
+    uint8_t name[UCM_FINGERPRINT_BYTES]; /* what these have in place of the fingerprint */
     struct shared *shared;
     struct secrets_purge secret; /* while it is queued it counts in `active` */
     struct deadline stall;       /* when no root has made progress for STALL_MS */
@@ -66,6 +67,9 @@ static void sweep_ended(struct purge *p)
 static void purge_stop(struct purge *p)
 {
     p->active++; /* keeps the last sweep that ends from freeing it too early */
+    if (p->waits)
+        p->status = first_failure(p->status, -ECANCELED);
+    p->waits = false;
     if (p->secret.queued) {
         secrets_cancel(p->shared->secrets, &p->secret);
         p->active--;
@@ -113,8 +117,8 @@ static bool wanted_cb(struct gc_sweep *s, const struct shared_file *file)
     struct block_file_name parsed;
 
     return block_file_name_parse(file->name, &parsed) == 0 &&
-           (memcmp(parsed.namespace, purge_of(s)->namespace, sizeof(parsed.namespace)) == 0 ||
-            memcmp(parsed.namespace, purge_of(s)->encrypted, sizeof(parsed.namespace)) == 0);
+           (memcmp(parsed.namespace, purge_of(s)->fingerprint, sizeof(parsed.namespace)) == 0 ||
+            memcmp(parsed.namespace, purge_of(s)->name, sizeof(parsed.namespace)) == 0);
 }
 
 static void removed_cb(struct gc_sweep *s, const struct shared_file *file, int status)
@@ -141,16 +145,14 @@ static void secret_replaced_cb(struct secrets_purge *secret, int status)
     sweep_ended(p);
 }
 
-/* First of all: without its secret a file that is still there, or that a server has a copy of,
- * can't be opened. */
-static void secret_replace(struct purge *p, const struct shared_purge *request)
+/* Without its secret a file that is still there, or that a server has a copy of, can't be opened. */
+static void secret_replace(struct purge *p)
 {
-    if (!p->shared->secrets || memcmp(request->fingerprint, request->encrypted_fingerprint,
-                                      sizeof(request->fingerprint)) == 0)
+    if (!p->shared->secrets || !p->encrypted)
         return;
     p->active++;
     p->secret.done_cb = secret_replaced_cb;
-    memcpy(p->secret.fingerprint, request->fingerprint, sizeof(p->secret.fingerprint));
+    memcpy(p->secret.fingerprint, p->fingerprint, sizeof(p->secret.fingerprint));
     secrets_purge(p->shared->secrets, &p->secret);
 }
 
@@ -159,16 +161,18 @@ static const struct gc_sweep_ops sweep_ops = {.listed_cb = listed_cb,
                                               .removed_cb = removed_cb,
                                               .done_cb = sweep_done_cb};
 
-int shared_purge(struct shared *s, struct shared_purge *request)
+/* Once the secret is replaced nobody finds the names of its files any more: they are taken first.
+ * Where the secret is unavailable, files that are not encrypted go all the same. */
+static void start(struct purge *p)
 {
-    struct purge *p = calloc(1, sizeof(*p));
+    struct shared *s = p->shared;
+    int rc = shared_file_fingerprint(s, p->fingerprint, p->encrypted, p->name);
 
-    if (!p)
-        return -ENOMEM;
-    p->shared = s;
-    memcpy(p->namespace, request->fingerprint, sizeof(p->namespace));
-    memcpy(p->encrypted, request->encrypted_fingerprint, sizeof(p->encrypted));
-    for (uint32_t i = 0; i < s->n && !s->stopped; i++) {
+    p->waits = rc == -EAGAIN;
+    if (p->waits)
+        return;
+    p->status = first_failure(p->status, rc);
+    for (uint32_t i = 0; i < s->n; i++) {
         struct purge_root *root = &p->roots[p->n];
 
         if (s->roots[i]->config.read_only)
@@ -179,18 +183,48 @@ int shared_purge(struct shared *s, struct shared_purge *request)
         p->n++;
         p->active++;
     }
-    if (!s->stopped)
-        secret_replace(p, request);
-    if (p->active == 0) {
-        free(p);
-        return s->stopped ? -ECANCELED : -EROFS;
-    }
+    secret_replace(p);
+}
+
+static bool has_work(const struct shared *s, const struct shared_purge *request)
+{
+    for (uint32_t i = 0; i < s->n; i++)
+        if (!s->roots[i]->config.read_only)
+            return true;
+    return s->secrets && request->encrypted;
+}
+
+int shared_purge(struct shared *s, struct shared_purge *request)
+{
+    struct purge *p;
+
+    if (s->stopped)
+        return -ECANCELED;
+    if (!has_work(s, request))
+        return -EROFS;
+    p = calloc(1, sizeof(*p));
+    if (!p)
+        return -ENOMEM;
+    p->shared = s;
+    memcpy(p->fingerprint, request->fingerprint, sizeof(p->fingerprint));
+    p->encrypted = request->encrypted;
     s->hash_seed++; /* invalidates all answers in the cache, */
-    stall_arm(p);
     p->request = request;
     request->op = p;
     list_push_back(&s->purges, &p->link);
+    stall_arm(p);
+    start(p);
     return 0;
+}
+
+void shared_purges_go_on(struct shared *s)
+{
+    for (struct list *node = s->purges.next; node != &s->purges; node = node->next) {
+        struct purge *p = LIST_ENTRY(node, struct purge, link);
+
+        if (p->waits)
+            start(p);
+    }
 }
 
 void shared_purge_cancel(struct shared *s, struct shared_purge *request)

@@ -201,23 +201,11 @@ static void pump(struct shared *s, uint32_t root)
 
 /* ---- begin and end ---- */
 
-/* 0; -EAGAIN: it is not known yet. */
-static int name_find(struct shared_removal *r)
-{
-    const uint8_t *secret = NULL;
-    int rc;
-
-    memcpy(r->name, r->fingerprint, sizeof(r->name));
-    if (!r->encrypted)
-        return 0;
-    rc = shared_secret(r->shared, r->fingerprint, &secret);
-    return rc < 0 ? rc : block_file_encrypted_fingerprint(r->fingerprint, secret, r->name);
-}
-
 static void removal_start(struct shared_removal *r)
 {
     struct shared *s = r->shared;
-    int err = s->stopped ? -ECANCELED : name_find(r);
+    int err =
+        s->stopped ? -ECANCELED : shared_file_fingerprint(s, r->fingerprint, r->encrypted, r->name);
 
     list_push_back(err == -EAGAIN ? &s->unnamed : &s->removals, &r->link);
     if (err == -EAGAIN)

@@ -16,6 +16,7 @@ static void ready_cb(void *ctx)
     struct shared *s = ctx;
 
     shared_encrypted_go_on(s);
+    shared_purges_go_on(s);
     shared_removals_go_on(s);
     if (s->ready_cb)
         s->ready_cb(s->ready_ctx);

@@ -192,8 +192,7 @@ void shared_remove(struct shared *s, const struct block_file_id *id, const struc
  * and a file that is being written has no namespace in its name yet. Memory of the caller. */
 struct shared_purge {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
-    uint8_t encrypted_fingerprint
-        [UCM_FINGERPRINT_BYTES]; /* of its encrypted files; or once more the same */
+    bool encrypted; /* its tenant's parts are, but for those from before it had keys */
     /* Runs once, at the latest when no root has made progress for 90 s. status: the first failure
      * of any root, or 0. files: how many were removed. */
     void (*done_cb)(struct shared_purge *p, int status, uint64_t files);

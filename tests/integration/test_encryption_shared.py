@@ -24,17 +24,19 @@ BIG = dict(DEMO, layers=[4], layer_bytes=9000)
 
 
 class Keyed(Host):
-    """A host whose tenants have their keys in a file."""
+    """A host whose tenants have their keys in a file. opens: its worker opens the namespace."""
 
-    def __init__(self, directory, identity, blocks, key_file, secrets=None, **options):
+    def __init__(self, root, identity, blocks, key_file, secrets=None, nvme=False, opens=True, **options):
         self.key_file = key_file
         tenants = f'encryption:\n  tenants: ["* file:{key_file}"]\n' if key_file else "{}\n"
         if secrets:
             tenants += f"  secrets: {secrets}\n  timeout: 3s\n"
-        self.daemon = Daemon(nvme=False, config=tenants,
-                             **{"shared.roots": directory, "shared.negative": "50ms", "shared.lookup_timeout": "10s",
+        self.daemon = Daemon(nvme=nvme, config=tenants,
+                             **{"shared.roots": root, "shared.negative": "50ms", "shared.lookup_timeout": "10s",
                                 "shared.timeout": "30s", **options})
         self.client = Client(self.daemon)
+        if not opens:
+            return
         self.ns = self.client.open(identity)
         self.regions = [Region(self.client, self.ns, identity, blocks, part) for part in range(identity["parts"])]
         self.region = self.regions[0]
@@ -320,6 +322,20 @@ class Secrets(Encrypted):
         (name,) = [name for name in os.listdir(self.secrets) if not name.startswith(".")]
         with open(os.path.join(self.secrets, name), "rb") as file:
             return file.read()[40:56]
+
+    def test_a_purge_of_a_namespace_that_nobody_uses(self):
+        """The daemon has not read its secret, of which its files have their names."""
+        state = os.path.join(self.directory, "state")
+        os.mkdir(state)
+        host = self.host(self.one, nvme=True, directory=state)
+        self.stored_by(host)
+        old = self.secret()
+        self.assertEqual(self.hosts.pop().daemon.stop(), 0)
+        again = self.host(self.one, nvme=True, directory=state, opens=False)
+        (listed,) = again.client.call("namespace.list")["namespaces"]
+        again.client.call("namespace.purge", ns=listed["ns"])
+        self.assertEqual(self.files(), [])
+        self.assertNotEqual(self.secret(), old)
 
     def test_a_snapshot_of_a_purged_namespace_is_worth_nothing(self):
         """Purged blocks don't come back to another host, which still had the old secret. Nor do
