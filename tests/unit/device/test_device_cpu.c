@@ -237,7 +237,7 @@ int madvise(void *p, size_t bytes, int advice)
 /* A file of holes costs its client nothing, and must not cost the daemon a call for each slice. */
 Test(device_cpu, a_region_at_the_end_of_a_file_of_holes_is_unmapped)
 {
-    const uint64_t holes = (1ull << 45) - MEMORY;
+    const uint64_t holes = 1ull << 39; /* what ThreadSanitizer has room for */
     int fd = memfd_make(0, MFD_ALLOW_SEALING, 0);
     struct device_region *r;
 
@@ -247,7 +247,7 @@ Test(device_cpu, a_region_at_the_end_of_a_file_of_holes_is_unmapped)
     open_ok(r);
     advices = 0;
     close_ok(r);
-    cr_assert_lt(advices, 100000u, "%u", advices);
+    cr_assert_lt(advices, 10000u, "%u", advices); /* of 32,768 slices */
     close(fd);
 }
 
