@@ -174,7 +174,7 @@ class Mooncake(Plain):
 
     def begin(self):
         self.accidents = {"master killed": self.ends("master", 1), "master stopped": self.stops("away", "back"),
-                          "granter killed": self.ends("granter", 1), "granter stopped": self.stops("hang-granter", "wake-granter"),
+                          "lender killed": self.ends("lender", 1), "lender stopped": self.stops("hang-lender", "wake-lender"),
                           "objects damaged": self.damaged, "objects removed": self.removed}
         argv = [MOONCAKE, "-B", os.path.join(TESTS, "integration/mooncake_server.py"), self.directory, MOONCAKE]
         with open(os.path.join(self.directory, "store.log"), "wb") as log:
