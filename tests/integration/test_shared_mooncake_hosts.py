@@ -179,7 +179,7 @@ class Stores(OwnDaemons, Case):
         self.until(lambda: "the client throws" in host.root()["reason"], "its failure")
         self.heal("throws")
         self.until(lambda: host.root()["health"] == "up", "the next try")
-        self.written(host)
+        self.written_anew(host)
 
     @unittest.skipIf(REAL, "its leases are long")
     def test_a_lease_that_ends_amid_a_read(self):

@@ -32,7 +32,7 @@ def differs(a, b, close):
 
 
 def said(answer):
-    print("  ", round(answer["seconds"], 2), "s", {k: v for k, v in answer["counts"].items() if v}, flush=True)
+    print("  ", {k: v for k, v in answer["counts"].items() if v}, flush=True)
     return answer
 
 
@@ -81,7 +81,6 @@ class Scenarios:
         if name not in self.engines:
             self.start(name)
         e = self.engines[name].ready()
-        print(f"{name}: started in {e.started['start']:.0f} s", flush=True)
         return e
 
     def of(self, name, prompts=None, outputs=40):
