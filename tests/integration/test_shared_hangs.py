@@ -10,7 +10,7 @@ import signal
 import tempfile
 import unittest
 
-from daemon import TIMEOUT_S
+from daemon import TIMEOUT_S, halt
 from hung_mount import HungMount
 from second_client import BUSY, DEMO, MISS, OK, Case, Client, Daemon, OwnDaemons, Region, keys
 
@@ -82,7 +82,7 @@ class Hangs(OwnDaemons, Case):
     def hanging(self, client):
         """While this lasts, the root's process does not run."""
         pid = self.root_of(client)["pid"]
-        os.kill(pid, signal.SIGSTOP)
+        halt(pid)
         try:
             yield
         finally:
