@@ -145,7 +145,7 @@ static void secret_replaced_cb(struct secrets_purge *secret, int status)
     sweep_ended(p);
 }
 
-/* Without its secret a file that is still there, or that a server has a copy of, can't be opened. */
+/* Without its secret, a file that is still there or copied by a server can't be opened. */
 static void secret_replace(struct purge *p)
 {
     if (!p->shared->secrets || !p->encrypted)
