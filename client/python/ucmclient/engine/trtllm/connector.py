@@ -5,7 +5,7 @@ a block is found when all ranks have stored theirs.
 
 TensorRT-LLM promises less than vLLM, which has three consequences here:
 
-- It can't be told that a load failed. So what a lookup found is leased until its request ends, and a load that fails nevertheless raises an error.
+- A connector cannot report a failed load. So blocks that a lookup found are leased until its request ends, and a load that fails nevertheless raises an error.
 - It frees pages without a word, as when it pauses a request. It writes to freed pages in the next forward pass at the earliest. So at the begin of each
   pass a worker waits for its saves to end.
 - A request may get fewer blocks than it was offered. So it saves what the scheduler's own positions say is computed, never what was offered."""
@@ -52,7 +52,7 @@ class Refused(RuntimeError):
 
 
 class LoadFailed(RuntimeError):
-    """TensorRT-LLM was promised blocks that did not come, and can't be told. Without this error it would compute with wrong KV."""
+    """A load failed after the connector had promised its blocks, and it cannot report that. Without this error it would compute with wrong KV."""
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 
 from .plan import Plan
 
-#: vLLM's id of no block. It stands in a request's table for a block that has no page any more, or needs none.
+#: vLLM's id for "no block": a request's table has it where a block has lost its page, or needs none.
 NULL_BLOCK = 0
 
 
