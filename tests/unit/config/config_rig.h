@@ -58,4 +58,19 @@ static inline void set(const char *assignment)
     cr_assert_eq(config_set(&c, assignment, &e), 0, "%s", e.text);
 }
 
+/* The last error begins and goes on with these words. */
+static inline void expect_error(const char *begins, const char *says)
+{
+    cr_assert_eq(strncmp(e.text, begins, strlen(begins)), 0, "\"%s\" does not begin with \"%s\"",
+                 e.text, begins);
+    cr_assert_not_null(strstr(e.text, says), "\"%s\" does not say \"%s\"", e.text, says);
+}
+
+static inline void check_refused(const char *begins, const char *says)
+{
+    memset(&e, 0, sizeof(e));
+    cr_assert_eq(config_check(&c, &e), -EINVAL);
+    expect_error(begins, says);
+}
+
 #endif

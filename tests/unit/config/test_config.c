@@ -25,18 +25,20 @@ static void refused(const char *text, unsigned line, const char *says)
 
     memset(&e, 0, sizeof(e));
     cr_assert_eq(read_text(text), -EINVAL, "taken: %s", text);
-    snprintf(begin, sizeof(begin), line > 0 ? "%s:%u: " : "%s: ", file, line);
-    cr_assert_eq(strncmp(e.text, begin, strlen(begin)), 0, "\"%s\" does not begin with \"%s\"",
-                 e.text, begin);
-    cr_assert_not_null(strstr(e.text, says), "\"%s\" does not say \"%s\"", e.text, says);
+    snprintf(begin, sizeof(begin), "%s:%u: ", file, line);
+    expect_error(begin, says);
 }
 
 static void set_refused(const char *assignment, const char *says)
 {
     memset(&e, 0, sizeof(e));
     cr_assert_eq(config_set(&c, assignment, &e), -EINVAL, "taken: %s", assignment);
-    cr_assert_eq(strncmp(e.text, "--set: ", 7), 0, "%s", e.text);
-    cr_assert_not_null(strstr(e.text, says), "\"%s\" does not say \"%s\"", e.text, says);
+    expect_error("--set: ", says);
+}
+
+static void set_fresh(const char *assignment)
+{
+    cr_assert_eq(config_set(&fresh, assignment, &e), 0, "%s", e.text);
 }
 
 static void all_equal(const struct config *a, const struct config *b)
@@ -46,25 +48,6 @@ static void all_equal(const struct config *a, const struct config *b)
 }
 
 /* ---- the table and the file that ships ---- */
-
-Test(config, defaults)
-{
-    cr_assert_str_eq(c.socket, "/run/ucmd/ucmd.sock");
-    cr_assert_eq(c.socket_mode, 0660);
-    cr_assert_str_eq(c.socket_group, "");
-    cr_assert_eq(c.log_level, LOG_INFO);
-    cr_assert_eq(c.arena_size, 4ull << 30);
-    cr_assert_eq(c.arena_slab, 64u << 20);
-    cr_assert(c.arena_prefault);
-    cr_assert_eq(c.arena_numa, CONFIG_NUMA_AUTO);
-    cr_assert_eq(c.index_max_blocks, 16777216);
-    cr_assert_eq(c.nvme_paths.n, 0);
-    cr_assert_eq(c.nvme_io, CONFIG_IO_AUTO);
-    cr_assert_eq(c.cuda, CONFIG_CUDA_AUTO);
-    cr_assert_eq(c.lease_max_ms, 600000);
-    cr_assert_eq(c.request_timeout_ms, 30000);
-    cr_assert_eq(c.max_connections, 1024);
-}
 
 Test(config, the_table_is_sound)
 {
@@ -151,42 +134,23 @@ Test(config, what_is_printed_reads_back_the_same)
 
 /* ---- values ---- */
 
+/* tests/unit/proto/test_units.c has the ways to write a size, and those to write a duration. */
 Test(config, sizes)
 {
     set("arena.size=4096KiB");
     cr_assert_eq(c.arena_size, 4096u * 1024);
-    set("arena.size=2TiB");
-    cr_assert_eq(c.arena_size, 2ull << 40);
-    set("arena.size=1048576B");
-    cr_assert_eq(c.arena_size, 1u << 20);
-    set("arena.size=1048577");
-    cr_assert_eq(c.arena_size, 1048577);
     set_refused("arena.size=4G", "write 4GiB");
-    set_refused("arena.size=4GB", "write 4GiB");
-    set_refused("arena.size=512m", "write 512MiB");
-    set_refused("arena.size=4gib", "write 4GiB");
-    set_refused("arena.size=1.5GiB", "whole number");
-    set_refused("arena.size=-1", "whole number");
     set_refused("arena.size=4 GiB", "whole number");
-    set_refused("arena.size=", "whole number");
-    set_refused("arena.size=18446744073709551616", "whole number");
-    set_refused("arena.size=99999999999TiB", "too large");
     set_refused("arena.size=65TiB", "from 1MiB to 15TiB");
     set_refused("arena.slab=2GiB", "from 1MiB to 1GiB");
-    cr_assert_eq(c.arena_size, 1048577);
+    cr_assert_eq(c.arena_size, 4096u * 1024);
 }
 
 Test(config, durations)
 {
-    set("request.timeout=1500ms");
-    cr_assert_eq(c.request_timeout_ms, 1500);
-    set("request.timeout=2min");
-    cr_assert_eq(c.request_timeout_ms, 120000);
     set("request.timeout=1h");
     cr_assert_eq(c.request_timeout_ms, 3600000);
     set_refused("request.timeout=30", "no unit");
-    set_refused("request.timeout=5m", "write 5min or 5ms");
-    set_refused("request.timeout=5 s", "whole number");
     set_refused("request.timeout=2h", "from 1ms to 1h");
     set_refused("request.timeout=0ms", "from 1ms");
     cr_assert_eq(c.request_timeout_ms, 3600000);
@@ -441,8 +405,8 @@ static void assert_change(const char *key, bool restart, const char *from, const
 
 Test(config, reload_takes_what_is_reloadable_and_names_the_rest)
 {
-    cr_assert_eq(config_set(&fresh, "log.level=debug", &e), 0);
-    cr_assert_eq(config_set(&fresh, "request.timeout=5s", &e), 0);
+    set_fresh("log.level=debug");
+    set_fresh("request.timeout=5s");
     config_reload(&c, &fresh, &changes);
     cr_assert_eq(changes.n, 2);
     assert_change("log.level", false, "info", "debug");
@@ -452,10 +416,10 @@ Test(config, reload_takes_what_is_reloadable_and_names_the_rest)
 
 Test(config, reload_names_every_key_that_needs_a_restart)
 {
-    cr_assert_eq(config_set(&fresh, "arena.size=8GiB", &e), 0);
-    cr_assert_eq(config_set(&fresh, "nvme.paths=/a", &e), 0);
-    cr_assert_eq(config_set(&fresh, "arena.persist_dir=/dev/shm/ucmd", &e), 0);
-    cr_assert_eq(config_set(&fresh, "log.level=error", &e), 0);
+    set_fresh("arena.size=8GiB");
+    set_fresh("nvme.paths=/a");
+    set_fresh("arena.persist_dir=/dev/shm/ucmd");
+    set_fresh("log.level=error");
     config_reload(&c, &fresh, &changes);
     cr_assert_eq(changes.n, 4);
     assert_change("arena.size", true, "4GiB", "8GiB");

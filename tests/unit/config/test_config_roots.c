@@ -1,39 +1,15 @@
 /* The shared tier's roots as a configuration names them, and what is refused. */
 #include "daemon/config/roots.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
+#include "tests/unit/config/config_rig.h"
 
-static struct config c;
-static struct config_error e;
-
-static void setup(void)
+static void begin(void)
 {
-    config_init(&c);
-    cr_assert_eq(config_set(&c, "socket=/tmp/ucmd.sock", &e), 0, "%s", e.text);
+    setup();
+    set("socket=/tmp/ucmd.sock");
 }
 
-static void teardown(void)
-{
-    config_free(&c);
-}
-
-TestSuite(config_roots, .init = setup, .fini = teardown, .timeout = 10);
-
-static void set(const char *text)
-{
-    cr_assert_eq(config_set(&c, text, &e), 0, "%s", e.text);
-}
-
-static void check_refused(const char *begin, const char *right)
-{
-    cr_assert_eq(config_check(&c, &e), -EINVAL);
-    cr_assert_eq(strncmp(e.text, begin, strlen(begin)), 0, "%s", e.text);
-    cr_assert_not_null(strstr(e.text, right), "%s", e.text);
-}
+TestSuite(config_roots, .init = begin, .fini = teardown, .timeout = 10);
 
 static void set_refused(const char *text, const char *begin, const char *right)
 {
