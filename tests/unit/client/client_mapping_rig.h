@@ -15,11 +15,6 @@ static inline void setup(void)
     sequence = sequence_of(MAPPING_BLOCKS + 8);
 }
 
-static inline void teardown(void)
-{
-    mapping_down();
-}
-
 static inline int ref(uint32_t first, uint32_t n, struct ucm_mapping_referenced *result)
 {
     struct ucm_mapping_ref p = {

@@ -5,6 +5,7 @@
 #include "client/include/ucmclient.h"
 #include "tests/unit/client/fake_daemon.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 
 #define RIG_KEYS 8
@@ -121,6 +122,96 @@ FAKE_FN bool rig_hold_loads(struct fake *f, int conn, int method, struct proto_e
     cr_assert_eq(proto_decode(&proto_load, env, &m, &e), 0);
     fake_hold(f, conn, env->msgid, m.keys.n / 16);
     return true;
+}
+
+/* The method that a hook takes over: refused with this error, or held without one. */
+static struct {
+    int method, code;
+    const char *text;
+} rig_taken;
+
+FAKE_FN bool rig_take_over(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    if (method != rig_taken.method)
+        return false;
+    while (f->n_fds[0] > 0)
+        close(f->fds[0][--f->n_fds[0]]);
+    if (rig_taken.code)
+        fake_error(f, conn, env->msgid, rig_taken.code, rig_taken.text);
+    else
+        fake_hold(f, conn, env->msgid, 1);
+    return true;
+}
+
+FAKE_FN void rig_refuse(int method, int code, const char *text)
+{
+    rig_taken.method = method;
+    rig_taken.code = code;
+    rig_taken.text = text;
+    atomic_store(&rig.fake.hook, rig_take_over);
+}
+
+FAKE_FN void rig_hold(int method)
+{
+    rig_refuse(method, 0, NULL);
+}
+
+FAKE_FN void rig_restart(void)
+{
+    fake_down(&rig.fake);
+    fake_up(&rig.fake);
+}
+
+/* The connection breaks. The library finds out with an answer that it waits for. */
+FAKE_FN void rig_reconnect(void)
+{
+    uint64_t epoch = ucm_connection_epoch(rig.client);
+
+    fake_hang_up(&rig.fake);
+    while (ucm_connection_epoch(rig.client) == epoch)
+        (void)rig_lookup(&rig, -1);
+}
+
+/* Waits for a task and frees it, so the result's blocks are gone. */
+FAKE_FN int rig_finish(struct ucm_task *task, struct ucm_result *result)
+{
+    int rc = ucm_task_wait(task, -1, result);
+
+    ucm_task_free(task);
+    return rc;
+}
+
+FAKE_FN int rig_memfd(uint64_t bytes, bool sealed, void **p)
+{
+    int fd = memfd_create("rig", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    cr_assert(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
+    if (p) {
+        *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        cr_assert(*p != MAP_FAILED);
+    }
+    if (sealed)
+        cr_assert_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+    return fd;
+}
+
+FAKE_FN int rig_open_fds(void)
+{
+    int n = 0;
+
+    for (int fd = 0; fd < 1024; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+/* The fake runs in this process. It closes what it sent or accepted a little after the client. */
+FAKE_FN void rig_expect_fds(int n, const char *when)
+{
+    int64_t end = fake_now_ms() + 5000;
+
+    while (rig_open_fds() > n && fake_now_ms() < end)
+        fake_sleep_ms(1);
+    cr_expect_leq(rig_open_fds(), n, "descriptors leak: %s", when);
 }
 
 FAKE_FN void rig_setup(void)

@@ -54,7 +54,7 @@ FAKE_FN void fake_hello(struct fake *f, int conn, uint32_t msgid)
         .instance = {instance, 16},
         .tenant = {"uid:7", 5},
         .max_frame_bytes = UCM_MAX_FRAME_BYTES,
-        .max_keys = f->max_keys,
+        .max_keys = UCM_MAX_KEYS,
         .max_requests = 256,
         .max_regions = 64,
         .max_leases = 16,
@@ -130,10 +130,9 @@ FAKE_FN void fake_ring_unregister(struct fake *f, int conn, uint32_t msgid, uint
 }
 
 /* hits: the first byte of the first key, so that each caller can tell its own answer. */
-FAKE_FN void fake_lookup(struct fake *f, int conn, uint32_t msgid, const struct msg_lookup *m,
-                         uint32_t key_bytes)
+FAKE_FN void fake_lookup(struct fake *f, int conn, uint32_t msgid, const struct msg_lookup *m)
 {
-    uint32_t n = m->keys.n / key_bytes;
+    uint32_t n = m->keys.n / 16;
     uint8_t status[1024] = {0};
     struct msg_lookup_r r = {.hits = m->keys.p[0] < n ? m->keys.p[0] : n};
 
@@ -151,11 +150,11 @@ FAKE_FN void fake_lookup(struct fake *f, int conn, uint32_t msgid, const struct 
 
 FAKE_FN void fake_note_request(struct fake *f, struct proto_str id)
 {
-    pthread_mutex_lock(&f->lock);
-    f->last_request = 0;
+    uint64_t first = 0;
+
     if (id.n > 0)
-        memcpy(&f->last_request, id.p, id.n < 8 ? id.n : 8);
-    pthread_mutex_unlock(&f->lock);
+        memcpy(&first, id.p, id.n < 8 ? id.n : 8);
+    FAKE_SET(f, f->last_request, first);
 }
 
 /* Requests about memory: regions and rings. False: the request is none of these. */
@@ -172,9 +171,7 @@ FAKE_FN bool fake_answer_memory(struct fake *f, int slot, int method, uint32_t i
         fake_reply(f, conn, id, &proto_region, &region);
         return true;
     case UCM_METHOD_REGION_CHALLENGE:
-        pthread_mutex_lock(&f->lock);
-        f->nonce[0]++;
-        pthread_mutex_unlock(&f->lock);
+        FAKE_SET(f, f->nonce[0], f->nonce[0] + 1);
         fake_reply(f, conn, id, &proto_challenge_r,
                    &(struct msg_challenge_r){.nonce = {f->nonce, sizeof f->nonce}});
         return true;
@@ -194,25 +191,6 @@ FAKE_FN bool fake_answer_memory(struct fake *f, int slot, int method, uint32_t i
     }
 }
 
-FAKE_FN void fake_answer_load(struct fake *f, int conn, uint32_t id, const struct msg_load *m)
-{
-    fake_note_request(f, m->request);
-    pthread_mutex_lock(&f->lock);
-    f->last_lease = (uint32_t)m->lease;
-    f->computing += m->gpu_busy;
-    pthread_mutex_unlock(&f->lock);
-    fake_reply_blocks(f, conn, id, m->keys.n / 16, UCM_BLOCK_OK);
-}
-
-FAKE_FN void fake_answer_dump(struct fake *f, int conn, uint32_t id, const struct msg_dump *m)
-{
-    fake_note_request(f, m->request);
-    pthread_mutex_lock(&f->lock);
-    f->computing += m->gpu_busy;
-    pthread_mutex_unlock(&f->lock);
-    fake_reply_blocks(f, conn, id, m->keys.n / 16, UCM_BLOCK_EXISTS);
-}
-
 /* Requests that name blocks by their keys. False: the request is none of these. */
 FAKE_FN bool fake_answer_keys(struct fake *f, int conn, int method, uint32_t id,
                               const union proto_any *m)
@@ -220,13 +198,18 @@ FAKE_FN bool fake_answer_keys(struct fake *f, int conn, int method, uint32_t id,
     switch (method) {
     case UCM_METHOD_LOOKUP:
         fake_note_request(f, m->lookup.request);
-        fake_lookup(f, conn, id, &m->lookup, 16);
+        fake_lookup(f, conn, id, &m->lookup);
         return true;
     case UCM_METHOD_LOAD:
-        fake_answer_load(f, conn, id, &m->load);
+        fake_note_request(f, m->load.request);
+        FAKE_SET(f, f->last_lease, (uint32_t)m->load.lease);
+        FAKE_SET(f, f->computing, f->computing + m->load.gpu_busy);
+        fake_reply_blocks(f, conn, id, m->load.keys.n / 16, UCM_BLOCK_OK);
         return true;
     case UCM_METHOD_DUMP:
-        fake_answer_dump(f, conn, id, &m->dump);
+        fake_note_request(f, m->dump.request);
+        FAKE_SET(f, f->computing, f->computing + m->dump.gpu_busy);
+        fake_reply_blocks(f, conn, id, m->dump.keys.n / 16, UCM_BLOCK_EXISTS);
         return true;
     case UCM_METHOD_PREFETCH:
         fake_note_request(f, m->prefetch.request);
@@ -267,15 +250,11 @@ FAKE_FN void fake_answer(struct fake *f, int slot, int method, struct proto_enve
         fake_ns_open(f, conn, id);
         return;
     case UCM_METHOD_RELEASE:
-        pthread_mutex_lock(&f->lock);
-        f->last_lease = (uint32_t)m.release.lease;
-        pthread_mutex_unlock(&f->lock);
+        FAKE_SET(f, f->last_lease, (uint32_t)m.release.lease);
         fake_reply(f, conn, id, &proto_none, NULL);
         return;
     case UCM_METHOD_CANCEL:
-        pthread_mutex_lock(&f->lock);
-        f->last_cancelled = (uint32_t)m.cancel.msgid;
-        pthread_mutex_unlock(&f->lock);
+        FAKE_SET(f, f->last_cancelled, (uint32_t)m.cancel.msgid);
         fake_reply(f, conn, id, &proto_cancel_r, &(struct msg_cancel_r){.cancelled = true});
         return;
     default:

@@ -59,7 +59,6 @@ struct fake {
     uint64_t last_request;   /* the first 8 bytes of the request id that came last */
     uint64_t last_wait_ms;   /* that a lookup named */
     unsigned computing;      /* loads and dumps whose worker computes */
-    uint32_t max_keys;
     uint8_t nonce
         [UCM_NONCE_BYTES]; /* of the last region.challenge, the number of which is its first byte */
     struct fake_stagings rings;
@@ -116,6 +115,12 @@ FAKE_FN uint64_t fake_read(struct fake *f, const void *field, size_t n)
     return v;
 }
 #define FAKE_GET(f, field) fake_read(f, &(f)->field, sizeof(f)->field)
+#define FAKE_SET(f, target, value)                                                                 \
+    do {                                                                                           \
+        pthread_mutex_lock(&(f)->lock);                                                            \
+        target = (value);                                                                          \
+        pthread_mutex_unlock(&(f)->lock);                                                          \
+    } while (0)
 
 FAKE_FN unsigned fake_count(struct fake *f, enum ucm_method method)
 {

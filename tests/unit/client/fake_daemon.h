@@ -36,10 +36,8 @@ FAKE_FN void fake_frame(struct fake *f, int slot, const uint8_t *body, uint32_t 
 
     cr_assert_eq(proto_envelope_open(&env, body, n, &answerable, &e), 0, "%s", e.text);
     method = proto_method_find(env.method);
-    pthread_mutex_lock(&f->lock);
     if (method >= 0)
-        f->count[method]++;
-    pthread_mutex_unlock(&f->lock);
+        FAKE_SET(f, f->count[method], f->count[method] + 1);
     hook = atomic_load(&f->hook);
     if (!hook || !hook(f, f->conns[slot], method, &env))
         fake_answer(f, slot, method, &env);
@@ -181,6 +179,15 @@ FAKE_FN void fake_down(struct fake *f)
     unlink(f->path);
 }
 
+/* Reads nothing while it is paused. */
+FAKE_FN void fake_pause(struct fake *f, bool paused)
+{
+    atomic_store(&f->paused, paused);
+    fake_wake(f);
+    while (atomic_load(&f->is_paused) != paused)
+        fake_sleep_ms(1);
+}
+
 /* Returns when its ends are closed. */
 FAKE_FN void fake_hang_up(struct fake *f)
 {
@@ -204,7 +211,6 @@ FAKE_FN void fake_init(struct fake *f)
     f->wake = eventfd(0, EFD_CLOEXEC);
     f->next_id = 100;
     f->next_lease = 1000;
-    f->max_keys = UCM_MAX_KEYS;
     pthread_mutex_init(&f->lock, NULL);
     for (int i = 0; i < FAKE_CONNS; i++) {
         f->conns[i] = -1;

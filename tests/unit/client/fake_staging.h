@@ -6,6 +6,7 @@
 #include "proto/memory/staging.h"
 
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -24,6 +25,7 @@ __attribute__((unused)) static void fake_staging_add(struct fake_stagings *r, in
     struct ucm_staging *ring = mmap(NULL, sizeof *ring, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 
     cr_assert(r->n < FAKE_STAGINGS && ring != MAP_FAILED);
+    cr_assert(fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK, "a daemon could not rely on the memory");
     close(fd);
     r->maps[r->n] = ring;
     r->ids[r->n++] = id;

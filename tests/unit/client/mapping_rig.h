@@ -6,8 +6,6 @@
 #include "proto/memory/mapping.h"
 #include "tests/unit/client/sparse_rig.h"
 
-#include <fcntl.h>
-
 #define MAPPING_SLABS 8u
 #define MAPPING_SLAB_BYTES 65536u
 #define MAPPING_SLOT_BYTES 8192u
@@ -58,27 +56,8 @@ static struct {
     unsigned slow_ms; /* references are answered so late */
 } win;
 
-#define WSET(field, value)                                                                         \
-    do {                                                                                           \
-        pthread_mutex_lock(&rig.fake.lock);                                                        \
-        win.field = (value);                                                                       \
-        pthread_mutex_unlock(&rig.fake.lock);                                                      \
-    } while (0)
+#define WSET(field, value) FAKE_SET(&rig.fake, win.field, value)
 #define WGET(field) fake_read(&rig.fake, &win.field, sizeof win.field)
-
-FAKE_FN int mapping_memfd(uint64_t bytes, bool sealed, void **p)
-{
-    int fd = memfd_create("mapping", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-    cr_assert(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
-    if (p) {
-        *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        cr_assert(*p != MAP_FAILED);
-    }
-    if (sealed)
-        cr_assert_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
-    return fd;
-}
 
 FAKE_FN uint64_t mapping_table_bytes(void)
 {
@@ -102,7 +81,7 @@ FAKE_FN uint8_t *mapping_slot(uint32_t block)
 
 FAKE_FN void mapping_make(void)
 {
-    win.table = mapping_memfd(mapping_table_bytes(), true, (void **)&win.header);
+    win.table = rig_memfd(mapping_table_bytes(), true, (void **)&win.header);
     memcpy(win.header->magic, UCM_MAPPING_MAGIC, 8);
     win.header->version = UCM_MAPPING_VERSION;
     win.header->slot_align = UCM_MAPPING_ALIGN;
@@ -110,7 +89,7 @@ FAKE_FN void mapping_make(void)
     win.header->slabs = MAPPING_SLABS;
     win.header->slots_per_slab = MAPPING_SLAB_BYTES / UCM_MAPPING_ALIGN;
     for (uint32_t i = 0; i < MAPPING_SLABS; i++)
-        win.slabs[i] = mapping_memfd(MAPPING_SLAB_BYTES, true, (void **)&win.memory[i]);
+        win.slabs[i] = rig_memfd(MAPPING_SLAB_BYTES, true, (void **)&win.memory[i]);
     for (uint32_t b = 0; b < MAPPING_BLOCKS; b++) {
         memset(mapping_slot(b), (int)b, MAPPING_SLOT_BYTES);
         atomic_store(mapping_seq(b), 2 * (uint64_t)(b + 1));
@@ -152,8 +131,8 @@ FAKE_FN void mapping_answer_open(struct fake *f, int conn, uint32_t msgid)
         n = 2;
     } else if (spoil == SPOIL_TABLE_SHORT || spoil == SPOIL_TABLE_UNSEALED) {
         close(fds[0]);
-        fds[0] = mapping_memfd(spoil == SPOIL_TABLE_SHORT ? 4096 : mapping_table_bytes(),
-                               spoil == SPOIL_TABLE_SHORT, NULL);
+        fds[0] = rig_memfd(spoil == SPOIL_TABLE_SHORT ? 4096 : mapping_table_bytes(),
+                           spoil == SPOIL_TABLE_SHORT, NULL);
     } else if (spoil == SPOIL_TABLE_PIPE) {
         close(fds[0]);
         cr_assert_eq(pipe2(pipes, O_CLOEXEC), 0);
@@ -170,9 +149,9 @@ FAKE_FN void mapping_answer_open(struct fake *f, int conn, uint32_t msgid)
 FAKE_FN int mapping_slab_fd(enum mapping_spoil spoil, uint32_t slab)
 {
     if (spoil == SPOIL_SLAB_SHORT)
-        return mapping_memfd(MAPPING_SLAB_BYTES - 4096, true, NULL);
+        return rig_memfd(MAPPING_SLAB_BYTES - 4096, true, NULL);
     if (spoil == SPOIL_SLAB_UNSEALED)
-        return mapping_memfd(MAPPING_SLAB_BYTES, false, NULL);
+        return rig_memfd(MAPPING_SLAB_BYTES, false, NULL);
     return dup(win.slabs[slab]);
 }
 
@@ -287,7 +266,7 @@ FAKE_FN void mapping_up(void)
 
 FAKE_FN void mapping_down(void)
 {
-    sparse_down();
+    rig_down(&rig);
     mapping_unmake();
 }
 

@@ -37,9 +37,13 @@ FAKE_FN int sparse_sequence(uint32_t id, int conn)
     return -1;
 }
 
-FAKE_FN void sparse_unknown(struct fake *f, int conn, uint32_t msgid)
+FAKE_FN void sparse_reply(struct fake *f, int conn, uint32_t msgid, bool known,
+                          const struct proto_message *m, const void *result)
 {
-    fake_error(f, conn, msgid, UCM_WIRE_NOT_FOUND, "no such sequence");
+    if (known)
+        fake_reply(f, conn, msgid, m, result);
+    else
+        fake_error(f, conn, msgid, UCM_WIRE_NOT_FOUND, "no such sequence");
 }
 
 FAKE_FN void sparse_summary_open(struct fake *f, int conn, uint32_t msgid)
@@ -93,10 +97,7 @@ FAKE_FN void sparse_append(struct fake *f, int conn, uint32_t msgid,
         sparse.last_deadline_ms = m->timeout_ms;
     }
     pthread_mutex_unlock(&f->lock);
-    if (i < 0)
-        sparse_unknown(f, conn, msgid);
-    else
-        fake_reply(f, conn, msgid, &proto_sequence_append_r, &r);
+    sparse_reply(f, conn, msgid, i >= 0, &proto_sequence_append_r, &r);
     free(status);
 }
 
@@ -109,10 +110,7 @@ FAKE_FN void sparse_sequence_close(struct fake *f, int conn, uint32_t msgid, uin
     if (i >= 0)
         sparse.sequences[i].id = 0;
     pthread_mutex_unlock(&f->lock);
-    if (i < 0)
-        sparse_unknown(f, conn, msgid);
-    else
-        fake_reply(f, conn, msgid, &proto_none, NULL);
+    sparse_reply(f, conn, msgid, i >= 0, &proto_none, NULL);
 }
 
 /* Each list has the sequence's first blocks, up to `chosen` and the request's limit; block b scores
@@ -151,10 +149,7 @@ FAKE_FN void sparse_select(struct fake *f, int conn, uint32_t msgid, const struc
                               .no_summary = 2};
     if (m->scores)
         r.scores = (struct proto_bin){(uint8_t *)scores, blocks * 4};
-    if (known)
-        fake_reply(f, conn, msgid, &proto_select_r, &r);
-    else
-        sparse_unknown(f, conn, msgid);
+    sparse_reply(f, conn, msgid, known, &proto_select_r, &r);
     free(counts);
     free(index);
     free(scores);
@@ -165,13 +160,11 @@ FAKE_FN void sparse_prefetch(struct fake *f, int conn, uint32_t msgid,
 {
     bool known;
 
-    pthread_mutex_lock(&f->lock);
-    known = sparse_sequence((uint32_t)m->sequence, conn) >= 0;
-    pthread_mutex_unlock(&f->lock);
-    if (!known)
-        sparse_unknown(f, conn, msgid);
-    else
+    FAKE_SET(f, known, sparse_sequence((uint32_t)m->sequence, conn) >= 0);
+    if (known)
         fake_reply_blocks(f, conn, msgid, m->index.n / 4, UCM_BLOCK_OK);
+    else
+        sparse_reply(f, conn, msgid, false, NULL, NULL);
 }
 
 FAKE_FN bool sparse_hook(struct fake *f, int conn, int method, struct proto_envelope *env)
@@ -238,18 +231,16 @@ FAKE_FN void sparse_up(void)
                  ucm_errmsg());
 }
 
-FAKE_FN void sparse_down(void)
-{
-    rig_down(&rig);
-}
-
-#define SET(field, value)                                                                          \
-    do {                                                                                           \
-        pthread_mutex_lock(&rig.fake.lock);                                                        \
-        sparse.field = (value);                                                                    \
-        pthread_mutex_unlock(&rig.fake.lock);                                                      \
-    } while (0)
+#define SET(field, value) FAKE_SET(&rig.fake, sparse.field, value)
 #define GET(field) fake_read(&rig.fake, &sparse.field, sizeof sparse.field)
+
+/* As if the daemon had ended them. */
+FAKE_FN void sparse_expire(void)
+{
+    pthread_mutex_lock(&rig.fake.lock);
+    memset(sparse.sequences, 0, sizeof sparse.sequences);
+    pthread_mutex_unlock(&rig.fake.lock);
+}
 
 FAKE_FN struct ucm_sequence *sequence_of(uint32_t n)
 {

@@ -3,7 +3,6 @@
 #include "tests/unit/client/client_rig.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <sys/wait.h>
 
 TestSuite(client, .init = rig_setup, .fini = rig_teardown, .timeout = 60);
@@ -102,8 +101,7 @@ static unsigned told_by_copies(struct ucm_region *region)
 
     for (unsigned i = 0; i < 2; i++) {
         cr_assert_eq((i ? ucm_dump : ucm_load)(region, &t, -1, &task), 0, "%s", ucm_errmsg());
-        cr_assert_eq(ucm_task_wait(task, -1, &result), 0, "%s", ucm_errmsg());
-        ucm_task_free(task);
+        cr_assert_eq(rig_finish(task, &result), 0, "%s", ucm_errmsg());
     }
     return FAKE_GET(&rig.fake, computing) - before;
 }
@@ -144,15 +142,11 @@ Test(client, a_lease_is_released_without_a_wait)
 {
     uint32_t lease = leased_lookup();
 
-    atomic_store(&rig.fake.paused, true);
-    fake_wake(&rig.fake);
-    while (!atomic_load(&rig.fake.is_paused))
-        usleep(100);
+    fake_pause(&rig.fake, true);
     cr_assert_eq(ucm_release_soon(rig.client, lease), 0, "%s", ucm_errmsg());
     cr_assert_eq(ucm_release_soon(rig.client, lease), 0);
     cr_assert_eq(ucm_release_soon(rig.client, 0), 0);
-    atomic_store(&rig.fake.paused, false);
-    fake_wake(&rig.fake);
+    fake_pause(&rig.fake, false);
     cr_assert_eq(rig_lookup(&rig, -1), 0);
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_RELEASE), 1);
     cr_expect_eq(FAKE_GET(&rig.fake, last_lease), 1000);
@@ -166,9 +160,8 @@ Test(client, a_load_takes_its_lease_along)
     struct ucm_result result;
 
     cr_assert_eq(rig_load(&rig, 1, lease, &task), 0);
-    cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
+    cr_assert_eq(rig_finish(task, &result), 0);
     cr_expect_eq(FAKE_GET(&rig.fake, last_lease), 1000);
-    ucm_task_free(task);
     cr_assert_eq(ucm_release(rig.client, lease, -1), 0);
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_RELEASE), 0, "the load ended it");
 }
@@ -184,17 +177,9 @@ Test(client, many_leases)
     cr_expect_eq(FAKE_GET(&rig.fake, last_lease), 1299);
 }
 
-static bool refuse_lookups(struct fake *f, int conn, int method, struct proto_envelope *env)
-{
-    if (method != UCM_METHOD_LOOKUP)
-        return false;
-    fake_error(f, conn, env->msgid, UCM_WIRE_BUSY, "too much to do; come again");
-    return true;
-}
-
 Test(client, a_refusal_has_code_and_sentence)
 {
-    rig.fake.hook = refuse_lookups;
+    rig_refuse(UCM_METHOD_LOOKUP, UCM_WIRE_BUSY, "too much to do; come again");
     cr_expect_eq(rig_lookup(&rig, -1), -UCM_EBUSY);
     cr_expect_str_eq(ucm_errmsg(), "too much to do; come again");
     cr_expect_str_eq(ucm_strerror(-UCM_EBUSY), "UCM_EBUSY");
@@ -226,20 +211,13 @@ Test(client, bad_arguments_are_refused_here)
     cr_expect_eq(rig_lookup(&rig, -1), 0, "and the client goes on");
 }
 
-static bool hold_lookups(struct fake *f, int conn, int method, struct proto_envelope *env)
-{
-    if (method == UCM_METHOD_LOOKUP)
-        fake_hold(f, conn, env->msgid, 1);
-    return method == UCM_METHOD_LOOKUP;
-}
-
 /* The answer brings a lease that no caller knows. The library gives it back. */
 Test(client, a_late_answer_is_dropped_and_undone)
 {
     struct ucm_lookup l = {.keys = rig.keys, .n_keys = 1, .lease_ms = 60000};
     uint32_t hits = 5, lease = 6;
 
-    rig.fake.hook = hold_lookups;
+    rig_hold(UCM_METHOD_LOOKUP);
     cr_expect_eq(ucm_lookup_prefix(rig.ns, &l, 10, &hits, NULL, &lease), -UCM_EDEADLINE);
     cr_expect_eq(ucm_lookup_prefix(rig.ns, &l, 0, &hits, NULL, &lease), -UCM_EDEADLINE);
     cr_expect(hits == 5 && lease == 6, "untouched");

@@ -104,9 +104,7 @@ Test(client_encoding, is_opened_again_after_a_reconnect)
     uint32_t hits;
 
     cr_assert_eq(ucm_encoding_open(rig.ns, &f, -1, &ns), 0, "%s", ucm_errmsg());
-    fake_hang_up(&rig.fake);
-    while (ucm_connection_epoch(rig.client) == 1)
-        (void)ucm_lookup_prefix(ns, &l, -1, &hits, NULL, NULL);
+    rig_reconnect();
     cr_expect_eq(ucm_lookup_prefix(ns, &l, -1, &hits, NULL, NULL), 0, "%s", ucm_errmsg());
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_ENCODING_OPEN), 2);
 }

@@ -4,7 +4,6 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/client_rig.h"
 
-#include <dirent.h>
 #include <poll.h>
 
 TestSuite(client_faults, .init = rig_setup, .fini = rig_teardown, .timeout = 120);
@@ -61,13 +60,6 @@ Test(client_absent, the_daemon_starts_meanwhile, .timeout = 20)
     fake_close(&f);
 }
 
-static bool deny_hello(struct fake *f, int conn, int method, struct proto_envelope *env)
-{
-    if (method == UCM_METHOD_HELLO)
-        fake_error(f, conn, env->msgid, UCM_WIRE_DENIED, "uid 7 may not");
-    return method == UCM_METHOD_HELLO;
-}
-
 static bool no_answer(struct fake *f, int conn, int method, struct proto_envelope *env)
 {
     (void)f, (void)conn, (void)env;
@@ -80,7 +72,7 @@ Test(client_faults, hello_is_refused_or_unanswered)
     struct ucm_client *c = NULL;
     unsigned before = fake_count(&rig.fake, UCM_METHOD_HELLO);
 
-    rig.fake.hook = deny_hello;
+    rig_refuse(UCM_METHOD_HELLO, UCM_WIRE_DENIED, "uid 7 may not");
     cr_expect_eq(ucm_connect(&o, 20000, &c), -UCM_EDENIED);
     cr_expect_str_eq(ucm_errmsg(), "uid 7 may not");
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_HELLO), before + 1, "no use in trying again");
@@ -120,14 +112,6 @@ Test(client_faults, disconnect_in_the_middle)
     pthread_join(t, NULL);
     rig.fake.hook = FAKE_NO_HOOK;
     cr_expect_eq(rig_lookup(&rig, -1), 0);
-}
-
-/* The connection breaks while nothing is under way: the next call does not suffer from it. */
-Test(client_faults, an_idle_break_is_not_seen)
-{
-    fake_hang_up(&rig.fake);
-    cr_expect_eq(rig_lookup(&rig, -1), 0, "%s", ucm_errmsg());
-    cr_expect_eq(ucm_connection_epoch(rig.client), 2);
 }
 
 /* Answers that came before the break count. */
@@ -266,14 +250,6 @@ static int load_big(int timeout_ms, struct ucm_task **out)
     return ucm_load(rig.region, &t, timeout_ms, out);
 }
 
-static void pause_daemon(bool paused)
-{
-    atomic_store(&rig.fake.paused, paused);
-    fake_wake(&rig.fake);
-    while (atomic_load(&rig.fake.is_paused) != paused)
-        fake_sleep_ms(1);
-}
-
 Test(client_faults, a_daemon_that_does_not_read)
 {
     struct ucm_task *task[2] = {NULL};
@@ -281,7 +257,7 @@ Test(client_faults, a_daemon_that_does_not_read)
     unsigned n = 0;
     int r = 0;
 
-    pause_daemon(true);
+    fake_pause(&rig.fake, true);
     /* A small one goes whole or not at all, and then nothing has happened. */
     while (n < 100000 && (r = rig_lookup(&rig, 0)) == -UCM_EDEADLINE &&
            !strstr(ucm_errmsg(), "read the request"))
@@ -289,23 +265,21 @@ Test(client_faults, a_daemon_that_does_not_read)
     cr_assert_eq(r, -UCM_EDEADLINE);
     cr_assert(n > 0 && n < 100000);
     cr_expect_eq(ucm_connection_epoch(rig.client), 1);
-    pause_daemon(false);
+    fake_pause(&rig.fake, false);
     cr_expect_eq(rig_lookup(&rig, -1), 0);
     cr_expect_eq(ucm_connection_epoch(rig.client), 1);
 
     /* One that is cut short ends the connection. */
-    pause_daemon(true);
+    fake_pause(&rig.fake, true);
     cr_expect_eq(load_big(20, &task[0]), -UCM_EDISCONNECTED);
     cr_expect_null(task[0]);
-    pause_daemon(false);
+    fake_pause(&rig.fake, false);
     cr_assert_eq(load_big(-1, &task[0]), 0, "%s", ucm_errmsg());
     cr_assert_eq(load_big(-1, &task[1]), 0);
-    cr_expect_eq(ucm_task_wait(task[1], -1, &result), 0);
+    cr_expect_eq(rig_finish(task[1], &result), 0);
     cr_expect_eq(result.n_ok, BIG);
-    cr_expect_eq(ucm_task_wait(task[0], -1, &result), 0);
+    cr_expect_eq(rig_finish(task[0], &result), 0);
     cr_expect_eq(ucm_connection_epoch(rig.client), 2);
-    ucm_task_free(task[0]);
-    ucm_task_free(task[1]);
 }
 
 /* The daemon sends before it reads on. Both buffers are full, and no other thread reads. */
@@ -317,9 +291,8 @@ Test(client_faults, both_directions_full)
     for (unsigned i = 0; i < 100; i++)
         cr_assert_eq(load_big(-1, &task[i]), 0, "%u: %s", i, ucm_errmsg());
     for (unsigned i = 0; i < 100; i++) {
-        cr_assert_eq(ucm_task_wait(task[i], -1, &result), 0);
+        cr_assert_eq(rig_finish(task[i], &result), 0);
         cr_expect_eq(result.n_ok, BIG);
-        ucm_task_free(task[i]);
     }
     cr_expect_eq(ucm_connection_epoch(rig.client), 1);
 }
@@ -330,11 +303,11 @@ Test(client_faults, a_cancel_waits_for_room)
     struct ucm_task *task = rig_load_held(1);
 
     rig.fake.hook = FAKE_NO_HOOK;
-    pause_daemon(true);
+    fake_pause(&rig.fake, true);
     while (rig_lookup(&rig, 0), !strstr(ucm_errmsg(), "read the request"))
         ;
     ucm_task_free(task);
-    pause_daemon(false);
+    fake_pause(&rig.fake, false);
     cr_expect_eq(rig_lookup(&rig, -1), 0);
     cr_expect_eq(rig_lookup(&rig, -1), 0);
     fake_await(&rig.fake, &rig.fake.count[UCM_METHOD_CANCEL], 1);
@@ -368,12 +341,10 @@ static void join(struct worker *w)
 static void *many_lookups(void *arg)
 {
     struct worker *w = arg;
-    struct ucm_lookup l = {.keys = rig.keys[w->n], .n_keys = RIG_KEYS - w->n};
     uint8_t keys[16 * RIG_KEYS];
+    struct ucm_lookup l = {.keys = keys, .n_keys = RIG_KEYS};
 
     memset(keys, (int)w->n + 1, sizeof keys);
-    l.keys = keys;
-    l.n_keys = RIG_KEYS;
     for (unsigned i = 0; i < 1000; i++) {
         uint32_t hits = 0;
 
@@ -543,21 +514,9 @@ Test(client_faults, disconnect_ends_what_is_under_way_and_frees_nothing)
 
 /* ---- nothing is left over ---- */
 
-static unsigned open_descriptors(void)
-{
-    DIR *d = opendir("/proc/self/fd");
-    unsigned n = 0;
-
-    cr_assert_not_null(d);
-    while (readdir(d))
-        n++;
-    closedir(d);
-    return n;
-}
-
 Test(client_faults, no_descriptor_leaks)
 {
-    unsigned before = open_descriptors();
+    int before = rig_open_fds();
     struct ucm_client *c;
     struct ucm_region *region;
 
@@ -567,8 +526,6 @@ Test(client_faults, no_descriptor_leaks)
         cr_assert_eq(rig_register(&rig, -1, &region), 0);
         cr_assert_eq(ucm_region_unregister(region, -1), 0);
     }
-    /* until the fake has closed its ends */
-    for (int64_t end = fake_now_ms() + 20000; open_descriptors() > before; fake_sleep_ms(5))
-        cr_assert(fake_now_ms() < end, "%u descriptors, were %u", open_descriptors(), before);
-    cr_expect_eq(open_descriptors(), before);
+    rig_expect_fds(before, "clients and regions that came and went");
+    cr_expect_eq(rig_open_fds(), before);
 }

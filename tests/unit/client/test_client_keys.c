@@ -15,24 +15,24 @@ static const uint32_t ladder[16] = {0,          1,          255,        256,    
                                     70000,      5,          6,          8};
 static const char meta[] = "llama:8:torch.bfloat16:0";
 
-static void hex(const uint8_t *p, size_t n, char *out)
+static void expect_hex(const uint8_t *p, size_t n, const char *hex)
 {
+    char text[65];
+
     for (size_t i = 0; i < n; i++)
-        sprintf(out + 2 * i, "%02x", p[i]);
+        sprintf(text + 2 * i, "%02x", p[i]);
+    cr_expect_str_eq(text, hex);
 }
 
 static void expect_md5(const uint8_t *parent, const uint32_t *tokens, uint32_t block_tokens,
                        uint32_t n_blocks, const char *first, const char *last)
 {
     uint8_t *keys = malloc(16 * (size_t)n_blocks);
-    char text[33];
 
     cr_assert_not_null(keys);
     cr_assert_eq(ucm_keys_md5(meta, parent, tokens, block_tokens, n_blocks, keys), 0);
-    hex(keys, 16, text);
-    cr_expect_str_eq(text, first, "block_tokens %u, first", block_tokens);
-    hex(keys + 16 * ((size_t)n_blocks - 1), 16, text);
-    cr_expect_str_eq(text, last, "block_tokens %u, last", block_tokens);
+    expect_hex(keys, 16, first);
+    expect_hex(keys + 16 * ((size_t)n_blocks - 1), 16, last);
     free(keys);
 }
 
@@ -98,21 +98,17 @@ Test(client_keys, sha256)
          "e4cedbe4467a7c93b4f25aeb85130684361bc2a0cb5e7ef75a00613d857fbb98"},
     };
     uint8_t keys[16 * 32], parent[32];
-    char text[65];
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cr_assert_eq(ucm_keys_sha256(NULL, ladder, cases[i].block_tokens, cases[i].n_blocks, keys),
                      0);
-        hex(keys, 32, text);
-        cr_expect_str_eq(text, cases[i].first);
-        hex(keys + 32 * (cases[i].n_blocks - 1), 32, text);
-        cr_expect_str_eq(text, cases[i].last);
+        expect_hex(keys, 32, cases[i].first);
+        expect_hex(keys + 32 * (cases[i].n_blocks - 1), 32, cases[i].last);
     }
     for (uint8_t i = 0; i < 32; i++)
         parent[i] = i;
     cr_assert_eq(ucm_keys_sha256(parent, ladder, 16, 1, keys), 0);
-    hex(keys, 32, text);
-    cr_expect_str_eq(text, "a821f59fab9223cb0394d7a8926c2d719fba60e035f563170cb633be64fdf355");
+    expect_hex(keys, 32, "a821f59fab9223cb0394d7a8926c2d719fba60e035f563170cb633be64fdf355");
 }
 
 /* The examples of docs/protocol.md, "Block keys". */
@@ -120,20 +116,15 @@ Test(client_keys, the_documents_examples)
 {
     uint32_t tokens[32];
     uint8_t keys[64];
-    char text[65];
 
     for (uint32_t i = 0; i < 32; i++)
         tokens[i] = i + 1;
     cr_assert_eq(ucm_keys_sha256(NULL, tokens, 16, 2, keys), 0);
-    hex(keys, 32, text);
-    cr_expect_str_eq(text, "45b94141c1e32c4e2cde21638b6d04594dd396f5c663b1bb8d7b5384cef995f1");
-    hex(keys + 32, 32, text);
-    cr_expect_str_eq(text, "52d3f3df1932ed7d6a32b96883039fcd361f2702304b677dc1db7c025878f133");
+    expect_hex(keys, 32, "45b94141c1e32c4e2cde21638b6d04594dd396f5c663b1bb8d7b5384cef995f1");
+    expect_hex(keys + 32, 32, "52d3f3df1932ed7d6a32b96883039fcd361f2702304b677dc1db7c025878f133");
     cr_assert_eq(ucm_keys_md5("demo:1:torch.bfloat16:0", NULL, tokens, 16, 2, keys), 0);
-    hex(keys, 16, text);
-    cr_expect_str_eq(text, "d9612e02b3bb842d3d99e101f7590a1d");
-    hex(keys + 16, 16, text);
-    cr_expect_str_eq(text, "611fa204a8b288ca4784543a7c03eaeb");
+    expect_hex(keys, 16, "d9612e02b3bb842d3d99e101f7590a1d");
+    expect_hex(keys + 16, 16, "611fa204a8b288ca4784543a7c03eaeb");
 }
 
 Test(client_keys, bad_arguments)

@@ -5,11 +5,6 @@
 #include "tests/unit/client/client_rig.h"
 #include "tests/unit/random.h"
 
-#include <criterion/criterion.h>
-#include <fcntl.h>
-#include <time.h>
-#include <unistd.h>
-
 #define BUCKETS 64u
 #define BYTES (UCM_LOOKUP_TABLE_HEADER_BYTES + BUCKETS * 64u)
 
@@ -36,29 +31,9 @@ static struct {
     uint64_t beat_ms; /* when the client mapped the table last */
 } own;
 
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
-
-static int memory_new(uint64_t bytes, bool sealed)
-{
-    int fd = memfd_create("lookup_table", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-    cr_assert(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
-    if (sealed)
-        cr_assert_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
-    return fd;
-}
-
 static void table_new(void)
 {
-    own.fd = memory_new(BYTES, true);
-    own.header = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, own.fd, 0);
-    cr_assert_neq((void *)own.header, MAP_FAILED);
+    own.fd = rig_memfd(BYTES, true, (void **)&own.header);
     own.bucket = (void *)((uint8_t *)own.header + UCM_LOOKUP_TABLE_HEADER_BYTES);
     memcpy(own.header->magic, UCM_LOOKUP_TABLE_MAGIC, 8);
     own.header->version = UCM_LOOKUP_TABLE_VERSION;
@@ -66,7 +41,7 @@ static void table_new(void)
     own.header->buckets = BUCKETS;
     own.header->seed = 99;
     atomic_store(&own.header->state, UCM_LOOKUP_TABLE_LIVE);
-    atomic_store(&own.header->beat_ms, now_ms());
+    atomic_store(&own.header->beat_ms, (uint64_t)fake_now_ms());
 }
 
 static void table_free(void)
@@ -101,7 +76,7 @@ static bool hook(struct fake *f, int conn, int method, struct proto_envelope *en
         fds[0] = pipes[0];
         close(pipes[1]);
     } else if (spoil == SPOIL_SHORT || spoil == SPOIL_UNSEALED) {
-        fds[0] = memory_new(spoil == SPOIL_SHORT ? 4096 : BYTES, spoil == SPOIL_SHORT);
+        fds[0] = rig_memfd(spoil == SPOIL_SHORT ? 4096 : BYTES, spoil == SPOIL_SHORT, NULL);
     } else {
         fds[0] = fcntl(own.fd, F_DUPFD_CLOEXEC, 0);
     }

@@ -5,27 +5,7 @@
 
 #include <sys/resource.h>
 
-TestSuite(client_mapping, .init = setup, .fini = teardown, .timeout = 30);
-
-static int open_fds(void)
-{
-    int n = 0;
-
-    for (int fd = 0; fd < 1024; fd++)
-        n += fcntl(fd, F_GETFD) >= 0;
-    return n;
-}
-
-/* The fake runs in this process. It closes what it sent a little after the client has received it.
- */
-static void expect_fds(int n, const char *when)
-{
-    int64_t end = fake_now_ms() + 5000;
-
-    while (open_fds() > n && fake_now_ms() < end)
-        fake_sleep_ms(1);
-    cr_expect_leq(open_fds(), n, "descriptors leak: %s", when);
-}
+TestSuite(client_mapping, .init = setup, .fini = mapping_down, .timeout = 30);
 
 /* ---- reading ---- */
 
@@ -36,7 +16,7 @@ Test(client_mapping, referenced_blocks_are_read)
     int before;
 
     open_mapping(0);
-    before = open_fds();
+    before = rig_open_fds();
     cr_assert_eq(ref(0, MAPPING_BLOCKS + 8, &result), 0, "%s", ucm_errmsg());
     cr_expect_eq(result.placed, MAPPING_BLOCKS);
     cr_expect_eq(result.moved, 1u);
@@ -49,7 +29,7 @@ Test(client_mapping, referenced_blocks_are_read)
     cr_expect_eq(info.opened, 1u);
     cr_expect_eq(info.mapped, MAPPING_SLABS);
     cr_expect_eq(info.part_bytes, MAPPING_SLOT_BYTES);
-    expect_fds(before, "mapped ones");
+    rig_expect_fds(before, "mapped ones");
 }
 
 Test(client_mapping, a_piece_of_a_block)
@@ -326,13 +306,13 @@ Test(client_mapping, one_that_the_daemon_ended_is_opened_again)
 
 Test(client_mapping, answers_of_open_that_do_not_fit)
 {
-    int before = open_fds();
+    int before = rig_open_fds();
 
     for (enum mapping_spoil s = SPOIL_OPEN_NO_FD; s <= SPOIL_OPEN_LAST; s++) {
         WSET(spoil, s);
         cr_expect_eq(ucm_mapping_open(rig.ns, 0, 0, -1, &mapping), -UCM_EPROTOCOL, "%d: %s", (int)s,
                      ucm_errmsg());
-        expect_fds(before, "an answer that does not fit");
+        rig_expect_fds(before, "an answer that does not fit");
     }
     WSET(spoil, SPOIL_NOTHING);
     open_and_ref(0);
@@ -344,11 +324,11 @@ Test(client_mapping, answers_of_ref_that_do_not_fit)
     int before;
 
     open_mapping(0);
-    before = open_fds();
+    before = rig_open_fds();
     for (enum mapping_spoil s = SPOIL_REF_NO_FD; s <= SPOIL_REF_LAST; s++) {
         WSET(spoil, s);
         cr_expect_eq(ref(0, MAPPING_BLOCKS, NULL), -UCM_EPROTOCOL, "%d: %s", (int)s, ucm_errmsg());
-        expect_fds(before, "an answer that does not fit");
+        rig_expect_fds(before, "an answer that does not fit");
         cr_expect_eq(read_block(0), UCM_MAPPING_MISS, "%d", (int)s);
     }
     WSET(spoil, SPOIL_NOTHING);
@@ -391,12 +371,12 @@ static bool lookup_with_fds(struct fake *f, int conn, int method, struct proto_e
 
 Test(client_mapping, descriptors_that_nobody_asked_for_are_closed)
 {
-    int before = open_fds();
+    int before = rig_open_fds();
 
     rig.fake.hook = lookup_with_fds;
     for (int i = 0; i < 20; i++)
         cr_expect_eq(rig_lookup(&rig, -1), 0);
-    expect_fds(before, "nobody asked for them");
+    rig_expect_fds(before, "nobody asked for them");
 }
 
 Test(client_mapping, without_room_for_descriptors_nothing_leaks)
@@ -405,7 +385,7 @@ Test(client_mapping, without_room_for_descriptors_nothing_leaks)
     int before;
 
     open_mapping(0);
-    before = open_fds();
+    before = rig_open_fds();
     cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
     for (int fd = 0; fd < 1024; fd++)
         if (fcntl(fd, F_GETFD) >= 0)
@@ -416,7 +396,7 @@ Test(client_mapping, without_room_for_descriptors_nothing_leaks)
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
     (void)ref(0, MAPPING_BLOCKS, NULL);
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
-    expect_fds(before + 1, "no room");
+    rig_expect_fds(before + 1, "no room");
     cr_assert_eq(ref(0, MAPPING_BLOCKS, NULL), 0, "%s", ucm_errmsg());
     cr_expect_eq(read_block(63), 0);
 }

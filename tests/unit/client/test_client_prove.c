@@ -108,12 +108,6 @@ static void teardown(void)
 
 TestSuite(client_prove, .init = setup, .fini = teardown, .timeout = 60);
 
-static void restart(void)
-{
-    fake_down(&rig.fake);
-    fake_up(&rig.fake);
-}
-
 /* The nonce stands where the lowest plane begins; prove_cb sees where. */
 Test(client_prove, the_nonce_stands_there_while_the_daemon_looks)
 {
@@ -156,19 +150,11 @@ Test(client_prove, what_can_not_be_written_is_not_registered)
     cr_assert_eq(ipc_register(rig.ns, 2, prove_cb, -1, &region), 0, "%s", ucm_errmsg());
 }
 
-static bool deny(struct fake *f, int conn, int method, struct proto_envelope *env)
-{
-    if (method != UCM_METHOD_REGION_REGISTER)
-        return false;
-    fake_error(f, conn, env->msgid, UCM_WIRE_DENIED, "it is not yours");
-    return true;
-}
-
 Test(client_prove, a_refusal_puts_the_bytes_back)
 {
     struct ucm_region *region;
 
-    atomic_store(&rig.fake.hook, deny);
+    rig_refuse(UCM_METHOD_REGION_REGISTER, UCM_WIRE_DENIED, "it is not yours");
     cr_assert_eq(ipc_register(rig.ns, 1, prove_cb, -1, &region), -UCM_EDENIED);
     cr_expect_str_eq(ucm_errmsg(), "it is not yours");
     cr_expect(own());
@@ -185,19 +171,11 @@ static bool hold(struct fake *f, int conn, int method, struct proto_envelope *en
     return true;
 }
 
-static bool hold_challenges(struct fake *f, int conn, int method, struct proto_envelope *env)
-{
-    if (method != UCM_METHOD_REGION_CHALLENGE)
-        return false;
-    fake_hold(f, conn, env->msgid, 0);
-    return true;
-}
-
 Test(client_prove, a_deadline_puts_the_bytes_back)
 {
     struct ucm_region *region;
 
-    atomic_store(&rig.fake.hook, hold_challenges);
+    rig_hold(UCM_METHOD_REGION_CHALLENGE);
     cr_assert_eq(ipc_register(rig.ns, 1, prove_cb, 20, &region), -UCM_EDEADLINE);
     cr_expect(strstr(ucm_errmsg(), "region.challenge"), "%s", ucm_errmsg());
     cr_expect_eq(calls, 0);
@@ -216,12 +194,11 @@ static void *lose_soon(void *arg)
     return NULL;
 }
 
-static void broken_at(fake_hook hook, unsigned held)
+static void broken_at(unsigned held)
 {
     struct ucm_region *region;
     pthread_t thread;
 
-    atomic_store(&rig.fake.hook, hook);
     cr_assert_eq(pthread_create(&thread, NULL, lose_soon, &held), 0);
     cr_assert_eq(ipc_register(rig.ns, 1, prove_cb, -1, &region), -UCM_EDISCONNECTED, "%s",
                  ucm_errmsg());
@@ -233,8 +210,10 @@ Test(client_prove, a_break_puts_the_bytes_back)
 {
     struct ucm_region *region;
 
-    broken_at(hold_challenges, 1);
-    broken_at(hold, 2);
+    rig_hold(UCM_METHOD_REGION_CHALLENGE);
+    broken_at(1);
+    atomic_store(&rig.fake.hook, hold);
+    broken_at(2);
     atomic_store(&rig.fake.hook, look);
     cr_assert_eq(ipc_register(rig.ns, 1, prove_cb, -1, &region), 0, "%s", ucm_errmsg());
     cr_expect(right == 2 && wrong == 0);
@@ -249,7 +228,7 @@ Test(client_prove, a_reconnect_proves_all_again)
 
     for (unsigned i = 0; i < 3; i++)
         cr_assert_eq(ipc_register(rig.ns, 1, prove_cb, -1, &region[i]), 0, "%s", ucm_errmsg());
-    restart();
+    rig_restart();
     cr_assert_eq(rig_lookup(&rig, -1), 0);
     for (unsigned i = 0; i < 3; i++)
         cr_assert_eq(ucm_region_unregister(region[i], -1), 0, "%s", ucm_errmsg());
@@ -263,7 +242,7 @@ Test(client_prove, short_deadlines_lose_nothing)
 
     for (unsigned i = 0; i < 2; i++)
         cr_assert_eq(ipc_register(rig.ns, 1, prove_cb, -1, &region[i]), 0, "%s", ucm_errmsg());
-    restart();
+    rig_restart();
     while (FAKE_GET(&rig.fake, n_regions) < 2) {
         (void)rig_lookup(&rig, 0);
         cr_assert(fake_now_ms() < end, "%s", ucm_errmsg());

@@ -4,12 +4,6 @@
 
 TestSuite(client_reconnect, .init = rig_setup, .fini = rig_teardown, .timeout = 120);
 
-static void restart(void)
-{
-    fake_down(&rig.fake);
-    fake_up(&rig.fake);
-}
-
 static ino_t inode(int fd)
 {
     struct stat st;
@@ -25,11 +19,10 @@ Test(client_reconnect, registers_again_with_the_same_memory)
     uint64_t id = FAKE_GET(&rig.fake, regions[0].id);
 
     cr_expect_eq(FAKE_GET(&rig.fake, regions[0].ino[0]), inode(rig.fd));
-    restart();
+    rig_restart();
     cr_expect_eq(FAKE_GET(&rig.fake, n_regions), 0);
     cr_assert_eq(rig_load(&rig, 2, 0, &task), 0, "%s", ucm_errmsg());
-    cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
-    ucm_task_free(task);
+    cr_assert_eq(rig_finish(task, &result), 0);
     cr_assert_eq(FAKE_GET(&rig.fake, n_regions), 1);
     cr_expect_eq(FAKE_GET(&rig.fake, regions[0].n_fds), 1);
     cr_expect_eq(FAKE_GET(&rig.fake, regions[0].ino[0]), inode(rig.fd));
@@ -46,7 +39,7 @@ Test(client_reconnect, everything_is_registered_again)
 
     cr_assert_eq(rig_register(&rig, -1, &other), 0);
     cr_assert_eq(rig_open(rig.client, &ns), 0);
-    restart();
+    rig_restart();
     cr_assert_eq(rig_lookup(&rig, -1), 0);
     cr_expect_eq(FAKE_GET(&rig.fake, n_regions), 2);
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_NS_OPEN), 4);
@@ -55,7 +48,7 @@ Test(client_reconnect, everything_is_registered_again)
     /* What was closed stays so. */
     cr_assert_eq(ucm_region_unregister(other, -1), 0);
     ucm_namespace_close(ns);
-    restart();
+    rig_restart();
     cr_assert_eq(rig_lookup(&rig, -1), 0);
     cr_expect_eq(FAKE_GET(&rig.fake, n_regions), 1);
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_NS_OPEN), 5);
@@ -89,44 +82,27 @@ Test(client_reconnect, old_leases_mean_nothing)
 
     cr_assert_eq(ucm_lookup_prefix(rig.ns, &l, -1, &hits, NULL, &old), 0);
     fake_hang_up(&rig.fake);
-    pthread_mutex_lock(&rig.fake.lock);
-    rig.fake.next_lease = 1000; /* numbers from the beginning, as a new daemon would */
-    pthread_mutex_unlock(&rig.fake.lock);
+    /* Numbers from the beginning, as a new daemon's. */
+    FAKE_SET(&rig.fake, rig.fake.next_lease, 1000);
     while (ucm_connection_epoch(rig.client) == 1)
         rig_lookup(&rig, -1);
     cr_assert_eq(ucm_lookup_prefix(rig.ns, &l, -1, &hits, NULL, &fresh), 0);
     cr_assert_eq(ucm_release(rig.client, old, -1), 0);
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_RELEASE), 0);
-    pthread_mutex_lock(&rig.fake.lock);
-    rig.fake.last_lease = 77;
-    pthread_mutex_unlock(&rig.fake.lock);
+    FAKE_SET(&rig.fake, rig.fake.last_lease, 77);
     cr_assert_eq(rig_load(&rig, 1, old, &task), 0);
-    cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
+    cr_assert_eq(rig_finish(task, &result), 0);
     cr_expect_eq(FAKE_GET(&rig.fake, last_lease), 0);
-    ucm_task_free(task);
     cr_assert_eq(ucm_release(rig.client, fresh, -1), 0);
     cr_expect_eq(FAKE_GET(&rig.fake, last_lease), 1000);
-}
-
-static int refusal;
-
-static bool refuse_regions(struct fake *f, int conn, int method, struct proto_envelope *env)
-{
-    if (method != UCM_METHOD_REGION_REGISTER)
-        return false;
-    fake_error(f, conn, env->msgid, refusal, "the GPU is gone");
-    while (f->n_fds[0] > 0)
-        close(f->fds[0][--f->n_fds[0]]);
-    return true;
 }
 
 Test(client_reconnect, a_refused_region_fails_alone)
 {
     struct ucm_task *task;
 
-    refusal = UCM_WIRE_DEVICE;
-    rig.fake.hook = refuse_regions;
-    restart();
+    rig_refuse(UCM_METHOD_REGION_REGISTER, UCM_WIRE_DEVICE, "the GPU is gone");
+    rig_restart();
     cr_expect_eq(rig_lookup(&rig, -1), 0);
     cr_expect_eq(rig_load(&rig, 1, 0, &task), -UCM_EDEVICE);
     cr_expect_str_eq(ucm_errmsg(), "the GPU is gone");
@@ -134,36 +110,32 @@ Test(client_reconnect, a_refused_region_fails_alone)
     cr_expect_eq(rig_lookup(&rig, -1), 0);
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_REGION_REGISTER), 2, "asked once in all");
     rig.fake.hook = FAKE_NO_HOOK;
-    restart();
+    rig_restart();
     cr_assert_eq(rig_load(&rig, 1, 0, &task), 0, "the next reconnect tries again: %s",
                  ucm_errmsg());
 }
 
+/* Of a region, and of a namespace where only its region is used. */
 Test(client_reconnect, a_busy_refusal_is_tried_again)
 {
+    static const int methods[] = {UCM_METHOD_REGION_REGISTER, UCM_METHOD_NS_OPEN};
     struct ucm_task *task;
 
-    refusal = UCM_WIRE_BUSY;
-    rig.fake.hook = refuse_regions;
-    restart();
-    cr_expect_eq(rig_load(&rig, 1, 0, &task), -UCM_EBUSY);
-    rig.fake.hook = FAKE_NO_HOOK;
-    cr_expect_eq(rig_load(&rig, 1, 0, &task), 0);
-}
-
-static bool refuse_namespaces(struct fake *f, int conn, int method, struct proto_envelope *env)
-{
-    if (method == UCM_METHOD_NS_OPEN)
-        fake_error(f, conn, env->msgid, UCM_WIRE_DENIED, "not this tenant");
-    return method == UCM_METHOD_NS_OPEN;
+    for (unsigned i = 0; i < 2; i++) {
+        rig_refuse(methods[i], UCM_WIRE_BUSY, "too many");
+        rig_restart();
+        cr_expect_eq(rig_load(&rig, 1, 0, &task), -UCM_EBUSY, "method %d", methods[i]);
+        rig.fake.hook = FAKE_NO_HOOK;
+        cr_expect_eq(rig_load(&rig, 1, 0, &task), 0, "method %d: %s", methods[i], ucm_errmsg());
+    }
 }
 
 Test(client_reconnect, a_refused_namespace_takes_its_regions_along)
 {
     struct ucm_task *task;
 
-    rig.fake.hook = refuse_namespaces;
-    restart();
+    rig_refuse(UCM_METHOD_NS_OPEN, UCM_WIRE_DENIED, "not this tenant");
+    rig_restart();
     cr_expect_eq(rig_load(&rig, 1, 0, &task), -UCM_EDENIED);
     cr_expect_eq(rig_lookup(&rig, -1), -UCM_EDENIED);
     cr_expect_str_eq(ucm_errmsg(), "not this tenant");
@@ -179,29 +151,10 @@ Test(client_reconnect, a_region_of_a_closed_namespace_is_not_registered_in_anoth
 
     ucm_namespace_close(rig.ns);
     cr_assert_eq(rig_open(rig.client, &other), 0);
-    restart();
+    rig_restart();
     cr_expect_eq(rig_load(&rig, 1, 0, &task), -UCM_ENOTFOUND);
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_REGION_REGISTER), 1, "before the restart");
     rig.ns = other;
-}
-
-static bool busy_namespaces(struct fake *f, int conn, int method, struct proto_envelope *env)
-{
-    if (method == UCM_METHOD_NS_OPEN)
-        fake_error(f, conn, env->msgid, UCM_WIRE_BUSY, "too many namespaces");
-    return method == UCM_METHOD_NS_OPEN;
-}
-
-/* The same where only its region is used. */
-Test(client_reconnect, a_busy_namespace_is_tried_again)
-{
-    struct ucm_task *task;
-
-    rig.fake.hook = busy_namespaces;
-    restart();
-    cr_expect_eq(rig_load(&rig, 1, 0, &task), -UCM_EBUSY);
-    rig.fake.hook = FAKE_NO_HOOK;
-    cr_expect_eq(rig_load(&rig, 1, 0, &task), 0, "%s", ucm_errmsg());
 }
 
 static atomic_bool go;
@@ -228,7 +181,7 @@ Test(client_reconnect, short_deadlines_make_progress)
     unsigned tries = 0;
 
     rig.fake.hook = late_regions;
-    restart();
+    rig_restart();
     while (!task && tries++ < 1000) {
         atomic_store(&go, tries > 4);
         struct ucm_transfer t = {.keys = rig.keys, .blocks = rig.blocks, .n_keys = 1};
@@ -248,7 +201,7 @@ Test(client_reconnect, unregister_meanwhile)
     pthread_t t;
 
     rig.fake.hook = late_regions;
-    restart();
+    rig_restart();
     cr_assert_eq(pthread_create(&t, NULL, go_soon, NULL), 0);
     cr_expect_eq(rig_lookup(&rig, -1), 0);
     cr_expect_eq(ucm_region_unregister(rig.region, -1), 0);
@@ -283,10 +236,9 @@ static void *call_on(void *arg)
         if (r == 0)
             r = rig_load(&rig, 3, 0, &task);
         if (r == 0) {
-            r = ucm_task_wait(task, -1, &result);
+            r = rig_finish(task, &result);
             if (r == 0 && result.n_ok != 3)
                 ++*bad;
-            ucm_task_free(task);
         }
         if (r != 0 && r != -UCM_EDISCONNECTED)
             ++*bad;
@@ -305,7 +257,7 @@ Test(client_reconnect, threads_over_restarts)
     for (unsigned i = 0; i < 20 || (i < 2000 && ucm_connection_epoch(rig.client) <= 5); i++) {
         fake_sleep_ms(10);
         if (i % 2)
-            restart();
+            rig_restart();
         else
             fake_hang_up(&rig.fake);
     }
@@ -353,7 +305,7 @@ Test(client_reconnect, handles_come_and_go_over_restarts)
         cr_assert_eq(pthread_create(&t[i], NULL, i < 2 ? churn : call_on, &bad[i]), 0);
     for (unsigned i = 0; i < 20; i++) {
         fake_sleep_ms(10);
-        restart();
+        rig_restart();
     }
     atomic_store(&over, true);
     for (unsigned i = 0; i < 4; i++) {

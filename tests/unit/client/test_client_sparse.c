@@ -2,7 +2,7 @@
 /* Sanitizers: thread */
 #include "tests/unit/client/sparse_rig.h"
 
-TestSuite(client_sparse, .init = sparse_up, .fini = sparse_down);
+TestSuite(client_sparse, .init = sparse_up, .fini = rig_teardown);
 
 /* ---- summaries ---- */
 
@@ -20,9 +20,8 @@ Test(client_sparse, a_namespace_of_summaries_is_one_as_any)
     cr_assert_eq(ucm_lookup_prefix(summaries, &l, -1, &hits, NULL, NULL), 0, "%s", ucm_errmsg());
     cr_expect_eq(hits, 1);
     cr_assert_eq(ucm_prefetch(summaries, &t, -1, &task), 0, "%s", ucm_errmsg());
-    cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
+    cr_assert_eq(rig_finish(task, &result), 0);
     cr_expect_eq(result.n_keys, 3);
-    ucm_task_free(task);
     ucm_namespace_close(summaries);
 }
 
@@ -33,9 +32,8 @@ Test(client_sparse, the_daemon_builds_summaries_of_stored_blocks)
     struct ucm_task *task;
 
     cr_assert_eq(ucm_sparse_summary_build(summaries, &t, -1, &task), 0, "%s", ucm_errmsg());
-    cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
+    cr_assert_eq(rig_finish(task, &result), 0);
     cr_expect_eq(result.n_ok, 3);
-    ucm_task_free(task);
     cr_expect_eq(ucm_sparse_summary_build(rig.ns, &t, -1, &task), -UCM_EINVALID);
 }
 
@@ -83,9 +81,7 @@ Test(client_sparse, they_are_opened_again_after_a_reconnect)
     struct ucm_lookup l = {.keys = rig.keys, .n_keys = 1};
     uint32_t hits;
 
-    fake_hang_up(&rig.fake);
-    while (ucm_connection_epoch(rig.client) == 1)
-        (void)ucm_lookup_prefix(summaries, &l, -1, &hits, NULL, NULL);
+    rig_reconnect();
     cr_expect_eq(ucm_lookup_prefix(summaries, &l, -1, &hits, NULL, NULL), 0, "%s", ucm_errmsg());
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_SUMMARY_OPEN), 2);
 }
@@ -116,15 +112,6 @@ Test(client_sparse, a_sequence_grows_by_what_is_cached)
     ucm_sequence_close(sequence);
     (void)rig_lookup(&rig, -1);
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_SEQUENCE_CLOSE), 1);
-}
-
-Test(client_sparse, an_append_of_many_keys_takes_several_requests)
-{
-    struct ucm_sequence *sequence;
-
-    sequence = sequence_of(50000);
-    cr_expect_eq(ucm_sequence_blocks(sequence), 50000);
-    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_SEQUENCE_APPEND), 4);
 }
 
 Test(client_sparse, a_gap_ends_an_append_of_many_keys)
@@ -365,15 +352,6 @@ Test(client_sparse, wrong_selections)
 
 /* ---- after a reconnect ---- */
 
-static void reconnect(void)
-{
-    uint64_t epoch = ucm_connection_epoch(rig.client);
-
-    fake_hang_up(&rig.fake);
-    while (ucm_connection_epoch(rig.client) == epoch)
-        (void)rig_lookup(&rig, -1);
-}
-
 static int select_one(struct ucm_sequence *sequence)
 {
     uint32_t layer = 0;
@@ -387,7 +365,7 @@ Test(client_sparse, a_sequence_is_opened_again_by_the_call_that_names_it)
 {
     struct ucm_sequence *first = sequence_of(20000), *second = sequence_of(3);
 
-    reconnect();
+    rig_reconnect();
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_SEQUENCE_OPEN), 2);
     cr_expect_eq(select_one(first), 0, "%s", ucm_errmsg());
     cr_expect_eq(ucm_sequence_blocks(first), 20000);
@@ -404,7 +382,7 @@ Test(client_sparse, a_sequence_that_lost_blocks_says_so_once)
     struct ucm_sequence_keys more = {.keys = rig.keys, .n_keys = 1};
 
     SET(cached, 17000);
-    reconnect();
+    rig_reconnect();
     cr_expect_eq(select_one(sequence), -UCM_EDISCONNECTED);
     cr_expect_not_null(strstr(ucm_errmsg(), "3000 of its 20000 blocks"), "%s", ucm_errmsg());
     cr_expect_eq(ucm_sequence_blocks(sequence), 17000);
@@ -420,16 +398,9 @@ Test(client_sparse, an_append_after_a_reconnect_follows_what_was_there)
     struct ucm_sequence_keys more = {.keys = rig.keys, .n_keys = 2};
     struct ucm_sequence_result result;
 
-    reconnect();
+    rig_reconnect();
     cr_assert_eq(ucm_sequence_append(sequence, &more, -1, &result), 0, "%s", ucm_errmsg());
     cr_expect_eq(result.blocks, 7);
-}
-
-static void expire_sequences(void)
-{
-    pthread_mutex_lock(&rig.fake.lock);
-    memset(sparse.sequences, 0, sizeof sparse.sequences);
-    pthread_mutex_unlock(&rig.fake.lock);
 }
 
 Test(client_sparse, a_sequence_that_the_daemon_ended_is_opened_again)
@@ -440,18 +411,16 @@ Test(client_sparse, a_sequence_that_the_daemon_ended_is_opened_again)
     struct ucm_result result;
     struct ucm_task *task;
 
-    expire_sequences();
+    sparse_expire();
     cr_expect_eq(select_one(sequence), 0, "%s", ucm_errmsg());
-    expire_sequences();
+    sparse_expire();
     cr_expect_eq(ucm_sequence_append(sequence, &more, -1, NULL), 0, "%s", ucm_errmsg());
     cr_expect_eq(ucm_sequence_blocks(sequence), 7);
-    expire_sequences();
+    sparse_expire();
     cr_assert_eq(ucm_sequence_prefetch(sequence, &index, 1, 0, 0, -1, &task), 0);
-    cr_expect_eq(ucm_task_wait(task, -1, &result), -UCM_ENOTFOUND, "a task cannot be sent again");
-    ucm_task_free(task);
+    cr_expect_eq(rig_finish(task, &result), -UCM_ENOTFOUND, "a task cannot be sent again");
     cr_assert_eq(ucm_sequence_prefetch(sequence, &index, 1, 0, 0, -1, &task), 0);
-    cr_expect_eq(ucm_task_wait(task, -1, &result), 0, "%s", ucm_errmsg());
-    ucm_task_free(task);
+    cr_expect_eq(rig_finish(task, &result), 0, "%s", ucm_errmsg());
 }
 
 struct worker {

@@ -3,8 +3,6 @@
 /* Sanitizers: thread */
 #include "tests/unit/client/client_rig.h"
 
-#include <fcntl.h>
-
 static struct ucm_ring_registration *ring;
 static struct ucm_staging *memory;
 
@@ -74,14 +72,6 @@ static void order_end(uint32_t entry)
         ucm_staging_move(memory, entry, ucm_staging_tag(1, 1), STAGING_CLAIMED, STAGING_DONE));
 }
 
-/* The library finds out with the next answer that it waits for. */
-static void lose_connection(void)
-{
-    fake_hang_up(&rig.fake);
-    while (ucm_connection_epoch(rig.client) == 1)
-        rig_lookup(&rig, -1);
-}
-
 Test(client_staging, both_sides_see_one_memory)
 {
     struct ucm_staging *theirs = rig.fake.rings.maps[0];
@@ -96,28 +86,6 @@ Test(client_staging, both_sides_see_one_memory)
     cr_assert_eq(ucm_ring_unregister(ring, -1), 0);
     cr_assert_eq(ucm_ring_alive(ring), 0);
     cr_assert_eq(ucm_ring_unregister(ring, -1), -UCM_EDISCONNECTED, "nothing is there any more");
-}
-
-static int seals;
-
-static bool look_at_seals(struct fake *f, int conn, int method, struct proto_envelope *env)
-{
-    (void)conn;
-    (void)env;
-    if (method == UCM_METHOD_RING_REGISTER)
-        seals = fcntl(f->fds[0][0], F_GET_SEALS);
-    return false;
-}
-
-Test(client_staging, the_daemon_can_rely_on_the_memory)
-{
-    struct ucm_ring_registration *other;
-    struct ucm_staging *at;
-
-    atomic_store(&rig.fake.hook, look_at_seals);
-    cr_assert_eq(ring_register(-1, &other, &at), 0);
-    cr_assert(seals & F_SEAL_SHRINK);
-    ucm_ring_free(other);
 }
 
 Test(client_staging, what_can_not_be_a_ring_is_refused_here)
@@ -146,22 +114,12 @@ Test(client_staging, what_can_not_be_a_ring_is_refused_here)
     cr_assert(none == NULL && p == NULL);
 }
 
-static bool refuse(struct fake *f, int conn, int method, struct proto_envelope *env)
-{
-    if (method != UCM_METHOD_RING_REGISTER)
-        return false;
-    close(f->fds[0][0]);
-    f->n_fds[0] = 0;
-    fake_error(f, conn, env->msgid, UCM_WIRE_BUSY, "its entries are in use");
-    return true;
-}
-
 Test(client_staging, a_refusal_leaves_nothing)
 {
     struct ucm_ring_registration *none = NULL;
     struct ucm_staging *at = NULL;
 
-    atomic_store(&rig.fake.hook, refuse);
+    rig_refuse(UCM_METHOD_RING_REGISTER, UCM_WIRE_BUSY, "its entries are in use");
     cr_assert_eq(ring_register(-1, &none, &at), -UCM_EBUSY);
     cr_assert_str_not_empty(ucm_errmsg());
     cr_assert(none == NULL && at == NULL);
@@ -172,22 +130,12 @@ Test(client_staging, a_refusal_leaves_nothing)
 
 /* ---- deadlines ---- */
 
-static bool hold_rings(struct fake *f, int conn, int method, struct proto_envelope *env)
-{
-    if (method != UCM_METHOD_RING_REGISTER && method != UCM_METHOD_RING_UNREGISTER)
-        return false;
-    for (; f->n_fds[0] > 0; f->n_fds[0]--)
-        close(f->fds[0][0]);
-    fake_hold(f, conn, env->msgid, 0);
-    return true;
-}
-
 Test(client_staging, a_registration_that_comes_too_late_is_undone)
 {
     struct ucm_ring_registration *late = NULL;
     struct ucm_staging *at = NULL;
 
-    atomic_store(&rig.fake.hook, hold_rings);
+    rig_hold(UCM_METHOD_RING_REGISTER);
     cr_assert_eq(ring_register(50, &late, &at), -UCM_EDEADLINE);
     fake_await(&rig.fake, &rig.fake.n_held, 1);
     atomic_store(&rig.fake.hook, FAKE_NO_HOOK);
@@ -199,23 +147,16 @@ Test(client_staging, a_registration_that_comes_too_late_is_undone)
     cr_assert_eq(ucm_ring_alive(ring), 1, "the other one is not touched");
 }
 
-static void forget_rings(void)
-{
-    pthread_mutex_lock(&rig.fake.lock);
-    memset(rig.fake.rings.ids, 0, sizeof rig.fake.rings.ids);
-    pthread_mutex_unlock(&rig.fake.lock);
-}
-
 /* Its entries are the daemon's until it says otherwise. */
 Test(client_staging, unregister_waits_for_the_daemon)
 {
-    atomic_store(&rig.fake.hook, hold_rings);
+    rig_hold(UCM_METHOD_RING_UNREGISTER);
     cr_assert_eq(ucm_ring_unregister(ring, 50), -UCM_EDEADLINE);
     cr_assert_eq(ucm_ring_alive(ring), 1, "orders are to be served");
     cr_assert_eq(atomic_load(&memory->words.dead), 0);
     fake_await(&rig.fake, &rig.fake.n_held, 1);
     atomic_store(&rig.fake.hook, FAKE_NO_HOOK);
-    forget_rings();
+    FAKE_SET(&rig.fake, rig.fake.rings.ids[0], 0);
     cr_assert_eq(ucm_ring_unregister(ring, -1), 0, "the first call did it after all");
     cr_assert_eq(ucm_ring_alive(ring), 0);
 }
@@ -225,7 +166,7 @@ Test(client_staging, unregister_waits_for_the_daemon)
 Test(client_staging, a_broken_connection_kills_it)
 {
     ucm_staging_post(memory, 0, ucm_staging_tag(1, 1));
-    lose_connection();
+    rig_reconnect();
     cr_assert_eq(atomic_load(&memory->words.dead), 1);
     cr_assert_eq(phase(0), STAGING_REVOKED);
     cr_assert_eq(ucm_ring_alive(ring), 0);
@@ -341,7 +282,7 @@ Test(client_staging, ucm_fd_does_not_spin_while_a_claimed_turn_runs)
 Test(client_staging, a_copy_agent_that_hangs_is_not_awaited_for_ever, .timeout = 30)
 {
     order_claim(1);
-    lose_connection(); /* returns */
+    rig_reconnect(); /* returns */
     cr_assert_eq(atomic_load(&memory->words.dead), 1);
 }
 
@@ -354,7 +295,7 @@ Test(client_staging, hostile_words_hold_nobody_up)
         seed = seed * 6364136223846793005u + 1442695040888963407u;
         memcpy((uint8_t *)memory + i, &seed, 8);
     }
-    lose_connection(); /* returns */
+    rig_reconnect(); /* returns */
     cr_assert_neq(atomic_load(&memory->words.dead), 0);
     cr_assert_eq(ucm_ring_alive(ring), 0);
 }
@@ -364,7 +305,7 @@ Test(client_staging, the_next_connection_gets_another)
     struct ucm_ring_registration *next;
     struct ucm_staging *at = NULL;
 
-    lose_connection();
+    rig_reconnect();
     cr_assert_eq(ring_register(-1, &next, &at), 0, "%s", ucm_errmsg());
     cr_assert_eq(FAKE_GET(&rig.fake, rings.n), 2);
     cr_assert_neq(at, memory);
