@@ -203,10 +203,9 @@ static inline void mapping_cb(void *ctx, enum arena_granted_event event, uint32_
         grant_let_go(rig.arena, mapping);
 }
 
-static inline struct ns *space_of(const char *tenant, const char *model, uint32_t parts,
-                                  uint64_t layer_bytes)
+static inline struct ns *space_with(const char *tenant, const char *model, uint32_t parts,
+                                    const uint32_t *layers, uint64_t layer_bytes)
 {
-    static const uint32_t layers[] = {LAYERS, LAYERS};
     struct ns_identity id = {tenant, model, "",     "b",         "l",  16,
                              16,     parts, layers, layer_bytes, NULL, 0};
     struct ucm_error e;
@@ -215,6 +214,14 @@ static inline struct ns *space_of(const char *tenant, const char *model, uint32_
     cr_assert_eq(index_ns_open(rig.index, &id, NULL, &ns, &e), 0);
     ns->record = NS_RECORD_WRITTEN; /* the fake tier keeps no names */
     return ns;
+}
+
+static inline struct ns *space_of(const char *tenant, const char *model, uint32_t parts,
+                                  uint64_t layer_bytes)
+{
+    static const uint32_t layers[] = {LAYERS, LAYERS};
+
+    return space_with(tenant, model, parts, layers, layer_bytes);
 }
 
 static inline struct ns *space(const char *model, uint32_t parts, uint64_t layer_bytes)
@@ -280,6 +287,19 @@ static inline void iterate(void)
     cr_assert_null(chore_asleep(&rig.cache->chores), "nobody would do it");
 }
 
+static inline void iterations(unsigned n)
+{
+    while (n-- > 0)
+        iterate();
+}
+
+/* The tier answers so to the next n operations. */
+static inline void tier_refuses(int answer, unsigned n)
+{
+    rig.tier.refuse = answer;
+    rig.tier.refuse_n = n;
+}
+
 /* All operations under way there end well. */
 static inline void tier_finish(void)
 {
@@ -298,8 +318,7 @@ static inline void settle(void)
 
 static inline void rig_close(void)
 {
-    while (!list_empty(&rig.tier.pending))
-        fake_next(&rig.tier, 0);
+    tier_finish();
     lookup_tables_free(rig.lookup_tables);
     cache_free(rig.cache);
     arena_free(rig.arena);
@@ -479,6 +498,33 @@ static inline int get(struct waiter *w, block_ref ref, uint32_t part)
 {
     *w = (struct waiter){.w = {.done_cb = waiter_cb}};
     return cache_get(rig.cache, ref, part, 0, NUMA_NONE, &w->w);
+}
+
+/* Uses a part that is in DRAM. */
+static inline void use(block_ref ref, uint32_t part)
+{
+    struct cache_wait w = {0};
+
+    cr_assert_eq(cache_get(rig.cache, ref, part, 0, NUMA_NONE, &w), CACHE_READY);
+}
+
+/* A waiter for a part that is to be durable. */
+struct promise {
+    struct cache_durable d;
+    int status;
+};
+
+#define NOT_YET 1
+
+static inline void promise_cb(struct cache_durable *d, int status)
+{
+    ((struct promise *)d)->status = status;
+}
+
+static inline void promise(struct promise *p, block_ref ref)
+{
+    *p = (struct promise){.d.done_cb = promise_cb, .status = NOT_YET};
+    cr_assert_eq(cache_durable(rig.cache, &p->d, ref, 0), 0);
 }
 
 /* ---- a copier: copies when a test says so ---- */

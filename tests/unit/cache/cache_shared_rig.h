@@ -18,10 +18,22 @@ static inline void open_shared(void)
     cache_shared_attach(rig.cache, &shared);
 }
 
-static inline void close_shared(void)
+/* The shared tier answers so to the next n operations. */
+static inline void shared_refuses(int answer, unsigned n)
+{
+    shared.refuse = answer;
+    shared.refuse_n = n;
+}
+
+static inline void shared_finish(void)
 {
     while (shared.n_pending > 0)
         fake_shared_next(&shared, 0);
+}
+
+static inline void close_shared(void)
+{
+    shared_finish();
     rig_close();
     fake_shared_close(&shared);
 }
@@ -100,6 +112,7 @@ static inline block_ref store_dram(struct ns *ns, uint64_t number)
 
 static inline void expect_no_shared_left(void)
 {
+    expect_nothing_held();
     cr_expect_eq(rig.cache->lists.shared.n, 0u);
     cr_expect_eq(rig.one->shared_bytes + rig.two->shared_bytes, 0u);
     cr_expect_eq(rig.cache->shared_busy, 0u);

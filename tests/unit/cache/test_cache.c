@@ -105,28 +105,13 @@ Test(cache, a_full_queue_of_the_tier_is_busy_and_holds_nothing)
     uint64_t used = arena_bytes_used(rig.arena);
     uint32_t leases = block_of(ref)->leases;
 
-    rig.tier.refuse = -EAGAIN;
-    rig.tier.refuse_n = 1;
+    tier_refuses(-EAGAIN, 1);
     cr_expect_eq(get(&w, ref, 0), -EAGAIN);
     cr_expect_eq(arena_bytes_used(rig.arena), used);
     cr_expect_eq(block_of(ref)->leases, leases);
     cr_expect_eq(get(&w, ref, 0), CACHE_PENDING);
     fake_next(&rig.tier, 0);
     put_and_drop(ref, 0);
-}
-
-Test(cache, a_place_that_the_tier_knows_no_more)
-{
-    block_ref ref = store_below(rig.one, 1);
-    struct waiter w = {0};
-
-    rig.tier.refuse = -ESTALE;
-    rig.tier.refuse_n = 1;
-    cr_expect_eq(get(&w, ref, 0), -ENOENT);
-    cr_expect_eq(get(&w, ref, 0), -ENOENT);
-    cr_expect_eq(rig.tier.submits, 2u, "one write, one read");
-    drop(ref);
-    expect_nothing_held();
 }
 
 /* ---- writes ---- */
@@ -291,10 +276,9 @@ Test(cache, references_to_a_part_are_bounded)
 Test(cache, what_did_not_come_about_wakes_nobody)
 {
     block_ref kept = store(rig.one, 1), ref;
-    struct waiter w;
     struct asker a;
 
-    cr_assert_eq(get(&w, kept, 0), CACHE_READY); /* it may end, so others may wait */
+    use(kept, 0); /* it may end, so others may wait */
     iterate();
     ask(&a);
     cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_OTHER));
@@ -304,8 +288,7 @@ Test(cache, what_did_not_come_about_wakes_nobody)
     cr_expect_not(cache_unlease_many(rig.cache, (block_ref[2]){0}, 2), "it found none of its keys");
     cache_lease(rig.cache, kept);
     cache_lease_undo(rig.cache, kept);
-    for (int i = 0; i < 5; i++)
-        iterate();
+    iterations(5);
     cr_expect_eq(a.calls, 0);
     cache_put(rig.cache, kept, 0);
     iterate();

@@ -110,23 +110,25 @@ static void copies_begin(struct pending_write **f)
     cr_assert_eq(n_copies, 2u);
 }
 
+static void use_all(bool begin)
+{
+    for (uint64_t i = 0; i < 4; i++)
+        if (begin)
+            use(find(quiet, i), 0);
+        else
+            cache_put(rig.cache, find(quiet, i), 0);
+}
+
 Test(cache_compact, a_part_in_use_moves_when_it_is_let_go)
 {
-    struct cache_wait w = {.done_cb = NULL};
     struct pending_write *f;
-    block_ref ref;
 
     copies_begin(&f);
-    ref = owner_block(part_owner(find(quiet, 0), 0));
-    for (uint64_t i = 0; i < 4; i++) { /* whichever two it is */
-        ref = find(quiet, i);
-        cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_READY);
-    }
+    use_all(true); /* whichever two it is */
     copy_all();
     settle();
     cr_expect_eq(rig.metrics.arena_parts_moved, 0u);
-    for (uint64_t i = 0; i < 4; i++)
-        cache_put(rig.cache, find(quiet, i), 0);
+    use_all(false);
     settle();
     copy_all();
     settle();
@@ -140,7 +142,6 @@ Test(cache_compact, a_part_in_use_moves_when_it_is_let_go)
 Test(cache_compact, room_for_another_size_alongside_blocks_of_parts_in_use)
 {
     struct ns *wide = space_of("t", "wide", 2, SLOT / LAYERS);
-    struct cache_wait w = {.done_cb = NULL};
     struct pending_write *f[2];
     block_ref ref;
 
@@ -152,7 +153,7 @@ Test(cache_compact, room_for_another_size_alongside_blocks_of_parts_in_use)
         }
     settle();
     for (uint64_t i = 0; i < 2; i++)
-        cr_assert_eq(cache_get(rig.cache, find(wide, i), 1, 0, NUMA_NONE, &w), CACHE_READY);
+        use(find(wide, i), 1);
     cr_assert_eq(want(0, &f[0]), -EBUSY);
     settle();
     cr_assert_eq(n_copies, 2u, "the two that stay, of the slab that has nothing in use");
@@ -232,17 +233,6 @@ static void wait_until_tried(unsigned tries)
         cr_assert(cache_wait_for(rig.cache, &waiter.retry, WAIT_SLOT));
     while (waiter.tries < tries)
         uv_run(&rig.loop, UV_RUN_ONCE);
-}
-
-static void use_all(bool use)
-{
-    struct cache_wait w = {.done_cb = NULL};
-
-    for (uint64_t i = 0; i < 4; i++)
-        if (use)
-            cr_assert_eq(cache_get(rig.cache, find(quiet, i), 0, 0, NUMA_NONE, &w), CACHE_READY);
-        else
-            cache_put(rig.cache, find(quiet, i), 0);
 }
 
 Test(cache_compact, who_waits_may_have_the_part_that_is_in_the_way, .init = waiter_open,
@@ -339,10 +329,7 @@ Test(cache_compact, a_stop_puts_the_slab_back)
 {
     struct pending_write *f;
 
-    mix(4 * SLOT);
-    cr_assert_eq(want(0, &f), -EBUSY);
-    iterate();
-    iterate();
+    copies_begin(&f);
     cr_assert_eq(cache_moves(rig.cache), 2u);
     cache_stop_writing(rig.cache);
     copy_all();

@@ -3,24 +3,6 @@
 
 TestSuite(cache_durable, .init = rig_open, .fini = rig_close);
 
-#define NOT_YET 1
-
-struct promise {
-    struct cache_durable d;
-    int status;
-};
-
-static void promise_cb(struct cache_durable *d, int status)
-{
-    ((struct promise *)d)->status = status;
-}
-
-static void promise(struct promise *p, block_ref ref)
-{
-    *p = (struct promise){.d.done_cb = promise_cb, .status = NOT_YET};
-    cr_assert_eq(cache_durable(rig.cache, &p->d, ref, 0), 0);
-}
-
 /* A whole block on the tier and in DRAM; returned held. */
 static block_ref store_both(uint64_t number)
 {
@@ -127,8 +109,7 @@ Test(cache_durable, a_sync_that_finds_no_place_waits)
 
     promise(&p[0], ref);
     promise(&p[1], ref);
-    rig.tier.refuse = -EAGAIN;
-    rig.tier.refuse_n = 3;
+    tier_refuses(-EAGAIN, 3);
     finish_next(TIER_WRITE, 0, 0);
     cr_expect_eq(p[0].status, NOT_YET);
     cr_expect_eq(p[1].status, NOT_YET);
@@ -136,8 +117,7 @@ Test(cache_durable, a_sync_that_finds_no_place_waits)
     cache_released(rig.cache); /* as when a read has ended */
     iterate();
     cr_assert_eq(rig.tier.n_pending, 2u);
-    fake_next(&rig.tier, 0);
-    fake_next(&rig.tier, 0);
+    tier_finish();
     cr_expect_eq(p[0].status, 0);
     cr_expect_eq(p[1].status, 0);
     drop(ref);

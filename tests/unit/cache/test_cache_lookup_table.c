@@ -6,12 +6,6 @@
 
 TestSuite(lookup_table, .init = rig_open, .fini = rig_close);
 
-static void iterations(unsigned n)
-{
-    while (n-- > 0)
-        iterate();
-}
-
 /* true: this process can open no further files from now on; false: as many as before. */
 static void files_limit(bool limited)
 {

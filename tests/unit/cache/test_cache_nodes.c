@@ -43,19 +43,14 @@ static block_ref store_on(struct ns *ns, uint64_t number, int node)
     return ref;
 }
 
-static void read_cb(struct cache_wait *w, int status)
-{
-    (void)w;
-    cr_assert_eq(status, 0);
-}
-
 static block_ref fetch_to(struct ns *ns, uint64_t number, int node)
 {
-    struct cache_wait w = {.done_cb = read_cb};
+    struct waiter w = {.w.done_cb = waiter_cb};
     block_ref ref = find(ns, number);
 
-    cr_assert_eq(cache_get(rig.cache, ref, 0, 0, node, &w), CACHE_PENDING);
+    cr_assert_eq(cache_get(rig.cache, ref, 0, 0, node, &w.w), CACHE_PENDING);
     tier_run();
+    cr_assert(w.calls == 1 && w.status == 0);
     cr_expect(marks_right(ref, 0));
     cache_put(rig.cache, ref, 0);
     return ref;

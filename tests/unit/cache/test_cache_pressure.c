@@ -7,28 +7,10 @@
 
 TestSuite(pressure, .init = rig_open, .fini = rig_close);
 
-struct calm {
-    struct cache_retry w;
-    unsigned calls;
-};
-
-static void calm_cb(struct cache_retry *w)
-{
-    ((struct calm *)w)->calls++;
-}
-
-static void calm_ask(struct calm *m)
-{
-    *m = (struct calm){.w.retry_cb = calm_cb};
-    list_init(&m->w.link);
-    (void)cache_wait_for(rig.cache, &m->w, WAIT_PRESSURE);
-}
-
 /* The tier takes nothing until rig.tier.refuse_n is 0 again. */
 static void fill_and_wait(uint64_t first, unsigned n)
 {
-    rig.tier.refuse = -EAGAIN;
-    rig.tier.refuse_n = UINT32_MAX;
+    tier_refuses(-EAGAIN, UINT32_MAX);
     for (unsigned i = 0; i < n; i++)
         drop(store(rig.one, first + i));
     iterate();
@@ -38,21 +20,20 @@ static void tier_drain(void)
 {
     rig.tier.refuse_n = 0;
     cache_released(rig.cache);
-    for (int i = 0; i < 20; i++) {
-        iterate();
-        tier_finish();
-    }
+    settle();
+    settle();
 }
 
 Test(pressure, a_daemon_that_stops_keeps_nobody_waiting)
 {
-    struct calm m;
+    struct asker a;
 
     fill_and_wait(0, 5);
-    calm_ask(&m);
+    ask(&a);
+    (void)cache_wait_for(rig.cache, &a.r, WAIT_PRESSURE);
     cache_stop_writing(rig.cache);
     iterate();
-    cr_expect_eq(m.calls, 1u);
+    cr_expect_eq(a.calls, 1);
     rig.tier.refuse_n = 0;
 }
 
@@ -75,35 +56,21 @@ Test(pressure, of_a_block_that_is_written_again_only_what_is_missing_counts)
     drop(ref);
 }
 
-static void waited_cb(struct cache_wait *w, int status)
-{
-    (void)w;
-    (void)status;
-}
-
 /* All DRAM waits to be written to a tier that takes no writes. A read gets its slot all the same.
  */
 Test(pressure, reads_find_room)
 {
-    struct cache_wait w = {.done_cb = waited_cb};
+    struct waiter w;
     block_ref below = store_below(rig.one, 100);
 
     fill_and_wait(0, 8);
     rig.tier.refuse_n = 0;
-    cr_expect_eq(cache_get(rig.cache, below, 0, 0, NUMA_NONE, &w), CACHE_PENDING);
+    cr_expect_eq(get(&w, below, 0), CACHE_PENDING);
     fake_next(&rig.tier, 0);
     cr_expect(marks_right(below, 0));
     put_and_drop(below, 0);
     cr_expect_eq(rig.metrics.nvme_write_dropped, 1u);
     tier_drain();
-}
-
-static int durable_status;
-
-static void durable_cb(struct cache_durable *d, int status)
-{
-    (void)d;
-    durable_status = status;
 }
 
 /* A dump waits or fails. It never reports a block as stored that is not. */
@@ -112,24 +79,23 @@ Test(pressure, a_durable_part_is_acknowledged_when_it_is_stored_and_not_before)
     static const int ends[] = {0, -ENOSPC};
 
     for (int i = 0; i < 2; i++) {
+        struct promise p;
         block_ref ref;
-        struct cache_durable d = {.done_cb = durable_cb};
 
-        durable_status = 1;
         fill_and_wait(10 * (uint64_t)i, 5);
         ref = store(rig.one, 10 * (uint64_t)i + 9);
-        cr_assert_eq(cache_durable(rig.cache, &d, ref, 0), 0);
+        promise(&p, ref);
         iterate();
-        cr_expect_eq(durable_status, 1, "the tier takes nothing now");
+        cr_expect_eq(p.status, NOT_YET, "the tier takes nothing now");
         rig.tier.refuse_n = 0;
         cache_durables_retry(rig.cache);
         cr_assert_eq(rig.tier.n_pending, 1u);
         fake_next(&rig.tier, ends[i]);
         if (ends[i] == 0) {
-            cr_expect_eq(durable_status, 1, "written, but not synced");
+            cr_expect_eq(p.status, NOT_YET, "written, but not synced");
             fake_next(&rig.tier, 0);
         }
-        cr_expect_eq(durable_status, ends[i]);
+        cr_expect_eq(p.status, ends[i]);
         drop(ref);
         tier_drain();
     }
@@ -160,14 +126,8 @@ Test(pressure, a_turn_begins_few_of_many_blocks)
 Test(pressure, a_turn_begins_few_of_many_parts)
 {
     static const uint32_t layers[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-    struct ns_identity id = {"t", "many", "", "b", "l", 16, 16, 16, layers, MIB / 32, NULL, 0};
-    struct ucm_error e;
-    struct ns *ns;
-    block_ref ref;
+    block_ref ref = open_block(space_with("t", "many", 16, layers, MIB / 32), 1);
 
-    cr_assert_eq(index_ns_open(rig.index, &id, NULL, &ns, &e), 0);
-    ns->record = NS_RECORD_WRITTEN;
-    ref = open_block(ns, 1);
     for (uint32_t p = 0; p < 16; p++)
         cr_assert_eq(dump(ref, p, 0, 1), 0);
     drop(ref);
@@ -312,8 +272,7 @@ Test(pressure, who_waits_for_writes_that_do_not_begin_is_told)
     block_ref refs[8];
     struct asker a;
 
-    rig.tier.refuse = -EAGAIN;
-    rig.tier.refuse_n = 1000;
+    tier_refuses(-EAGAIN, 1000);
     for (unsigned i = 0; i < 8; i++)
         refs[i] = store(rig.one, i + 1);
     ask(&a);

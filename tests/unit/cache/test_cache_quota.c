@@ -12,6 +12,16 @@ static void open_tenants(void)
     noisy = space_of("u", "one", 1, SLOT / LAYERS);
 }
 
+/* The same, with these in the rig. */
+static void reopen(uint64_t max_blocks, uint64_t slab)
+{
+    rig_close();
+    rig.max_blocks = max_blocks;
+    rig.slab = slab;
+    rig.tier = (struct tier){0};
+    open_tenants();
+}
+
 TestSuite(cache_quota, .init = open_tenants, .fini = rig_close);
 
 static void give(struct ns *ns, uint64_t guaranteed, uint64_t most)
@@ -173,10 +183,7 @@ Test(cache_quota, blocks_of_more_parts_push_none_of_others_out_of_a_full_index)
 {
     struct ns *wide;
 
-    rig_close();
-    rig.max_blocks = 8;
-    rig.tier = (struct tier){0};
-    open_tenants();
+    reopen(8, 0);
     wide = space_of("u", "wide", 2, SLOT / LAYERS);
     cache_stop_writing(rig.cache);
     stores(quiet, 0, 3);
@@ -185,22 +192,17 @@ Test(cache_quota, blocks_of_more_parts_push_none_of_others_out_of_a_full_index)
     cr_expect_eq(wide->blocks, 4u);
     cr_expect_neq(find(wide, 19), 0u);
     cr_expect_eq(rig.metrics.index_evicted, 16u);
-    rig.max_blocks = 0;
 }
 
 Test(cache_quota, an_index_that_is_full_drops_no_guaranteed_block)
 {
-    rig_close();
-    rig.max_blocks = 6;
-    rig.tier = (struct tier){0};
-    open_tenants();
+    reopen(6, 0);
     cache_stop_writing(rig.cache);
     give(quiet, 3 * SLOT, 0);
     stores(quiet, 0, 3);
     stores(noisy, 0, 50);
     cr_expect_eq(in_dram(quiet, 0, 3), 3u);
     cr_expect_eq(in_dram(noisy, 0, 50), 3u);
-    rig.max_blocks = 0;
 }
 
 Test(cache_quota, what_is_guaranteed_below_is_moved_with_the_log)
@@ -269,67 +271,53 @@ Test(cache_quota, at_most_on_nvme_that_is_lowered)
     cr_expect_eq(on_nvme(noisy, 30, 1), 0u, "a part that is larger than all");
 }
 
-struct promise {
-    struct cache_durable d;
-    int status;
-};
-
-static void promise_cb(struct cache_durable *d, int status)
-{
-    ((struct promise *)d)->status = status;
-}
-
 /* All of a tenant's part of NVMe is leased. Its durable dumps wait; another tenant's later ones do
  * not. */
 Test(cache_quota, durable_beyond_at_most_on_nvme_keeps_nobody_waiting)
 {
     struct promise p[6];
     block_ref refs[6], leased;
-    struct cache_wait w = {0};
 
     noisy->tenant->settings.nvme_max = SLOT;
     stores(noisy, 0, 1);
     leased = find(noisy, 0);
     cache_lease(rig.cache, leased);
-    cr_assert_eq(cache_get(rig.cache, leased, 0, 0, NUMA_NONE, &w),
-                 CACHE_READY);  /* something is under way */
+    use(leased, 0);             /* something is under way */
     rig.tier.recovering = true; /* none is begun yet */
     for (unsigned i = 0; i < 6; i++) {
-        p[i] = (struct promise){.d.done_cb = promise_cb, .status = 1};
         refs[i] = store(i < 5 ? noisy : quiet, 10 + i);
-        cr_assert_eq(cache_durable(rig.cache, &p[i].d, refs[i], 0), 0);
+        promise(&p[i], refs[i]);
     }
     rig.tier.recovering = false;
     rig.tier.callbacks.recovered_cb(rig.tier.callbacks.ctx);
     settle();
     cr_expect_eq(p[5].status, 0, "the other tenant's");
     for (unsigned i = 0; i < 5; i++)
-        cr_expect_eq(p[i].status, 1);
+        cr_expect_eq(p[i].status, NOT_YET);
     put_and_drop(leased, 0);
     settle();
     for (unsigned i = 0; i < 6; i++)
         drop(refs[i]);
     settle();
     for (unsigned i = 0; i < 5; i++)
-        cr_expect_neq(p[i].status, 1, "nothing is under way any more");
+        cr_expect_neq(p[i].status, NOT_YET, "nothing is under way any more");
     cr_expect_leq(noisy->tenant->nvme_bytes, SLOT);
 }
 
 Test(cache_quota, durable_beyond_at_most_on_nvme_hears_that_a_use_lasts)
 {
-    struct promise p = {.d.done_cb = promise_cb, .status = 1};
     block_ref leased, ref;
-    struct cache_wait w = {0};
+    struct promise p;
 
     noisy->tenant->settings.nvme_max = SLOT;
     stores(noisy, 0, 1);
     leased = find(noisy, 0);
     cache_lease(rig.cache, leased);
-    cr_assert_eq(cache_get(rig.cache, leased, 0, 0, NUMA_NONE, &w), CACHE_READY);
+    use(leased, 0);
     ref = store(noisy, 10);
-    cr_assert_eq(cache_durable(rig.cache, &p.d, ref, 0), 0);
+    promise(&p, ref);
     settle();
-    cr_expect_eq(p.status, 1, "the use may end");
+    cr_expect_eq(p.status, NOT_YET, "the use may end");
     cache_ref_lasting(rig.cache, leased, 0);
     settle();
     cr_expect_eq(p.status, -EDQUOT);
@@ -341,20 +329,14 @@ Test(cache_quota, durable_beyond_at_most_on_nvme_hears_that_a_use_lasts)
 /* Which tenant's block is the i-th that is being written. */
 static const struct tenant *writes_at(unsigned i)
 {
-    const struct list *node = rig.tier.pending.next;
-
-    while (i-- > 0)
-        node = node->next;
-    return cache_ns(rig.cache, owner_block(LIST_ENTRY(node, struct tier_io, link)->name.owner))
-        ->tenant;
+    return cache_ns(rig.cache, owner_block(fake_at(&rig.tier, i)->name.owner))->tenant;
 }
 
 Test(cache_quota, write_back_takes_turns)
 {
     block_ref refs[7];
 
-    rig.tier.refuse = -EAGAIN;
-    rig.tier.refuse_n = UINT32_MAX;
+    tier_refuses(-EAGAIN, UINT32_MAX);
     noisy->tenant->settings.weight = 100;
     quiet->tenant->settings.weight = 100;
     for (unsigned i = 0; i < 7; i++)
@@ -363,9 +345,7 @@ Test(cache_quota, write_back_takes_turns)
     rig.tier.refuse_n = 0;
     for (unsigned i = 0; i < 7; i++)
         drop(refs[i]);
-    iterate();
-    iterate();
-    iterate();
+    iterations(3);
     cr_assert_eq(rig.tier.n_pending, 7u);
     cr_expect_eq(writes_at(0), noisy->tenant);
     cr_expect_eq(writes_at(1), quiet->tenant, "though all of the noisy one's were complete before");
@@ -382,10 +362,7 @@ Test(cache_quota, many_tenants)
     unsigned kept = 0;
     char name[16];
 
-    rig_close();
-    rig.slab = 8 * MIB;
-    rig.tier = (struct tier){0};
-    open_tenants();
+    reopen(0, 8 * MIB);
     for (unsigned i = 0; i < 24; i++) {
         snprintf(name, sizeof(name), "uid:%u", i);
         ns[i] = space_of(name, "one", 1, SLOT / LAYERS);
@@ -398,7 +375,6 @@ Test(cache_quota, many_tenants)
         kept += in_dram(ns[i], 0, 2);
     }
     cr_expect_eq(in_dram(noisy, 0, 100), 64 - kept);
-    rig.slab = 0;
 }
 
 /* ---- waiters for their own blocks ---- */
@@ -416,20 +392,18 @@ static void wait_on_cb(struct cache_retry *r)
 
 Test(cache_quota, each_that_waits_for_its_own_tries_again_after_one_release)
 {
-    struct cache_wait w = {.done_cb = NULL};
     block_ref ref;
 
     stores(quiet, 0, 1);
     ref = find(quiet, 0);
-    cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_READY);
+    use(ref, 0);
     for (unsigned i = 0; i < WAITERS; i++) {
         waiters[i].retry_cb = wait_on_cb;
         list_init(&waiters[i].link);
         cr_assert(cache_wait_for(rig.cache, &waiters[i], WAIT_OTHER));
     }
     cache_released(rig.cache);
-    for (int i = 0; i < 10; i++)
-        iterate();
+    iterations(10);
     for (unsigned i = 0; i < WAITERS; i++)
         cr_expect(tried[i], "waiter %u", i);
     for (unsigned i = 0; i < WAITERS; i++)

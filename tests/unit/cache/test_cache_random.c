@@ -234,8 +234,7 @@ static void chaos_load_end(void)
 
 static void chaos_refuse(void)
 {
-    rig.tier.refuse = -EAGAIN;
-    rig.tier.refuse_n = below(3);
+    tier_refuses(-EAGAIN, below(3));
 }
 
 /* ---- the shared tier: answers, and other hosts ---- */
@@ -280,8 +279,7 @@ static void chaos_shared_refuse(void)
     fake_shared_ready(&shared);
     if (below(4) != 0)
         return;
-    shared.refuse = -EAGAIN;
-    shared.refuse_n = 1 + below(2);
+    shared_refuses(-EAGAIN, 1 + below(2));
 }
 
 typedef void (*act)(void);

@@ -38,19 +38,21 @@ static void recovered(void)
     iterate();
 }
 
-static void dump_while_recovering(block_ref *ref)
+static block_ref dump_while_recovering(void)
 {
+    block_ref ref;
+
     rig.tier.recovering = true;
-    *ref = store(rig.one, 1);
+    ref = store(rig.one, 1);
     iterate();
     cr_assert_eq(rig.tier.n_pending, 0u, "it waits");
+    return ref;
 }
 
 Test(cache_restore, nothing_turned_up)
 {
-    block_ref ref;
+    block_ref ref = dump_while_recovering();
 
-    dump_while_recovering(&ref);
     recovered();
     cr_assert_eq(rig.tier.n_pending, 1u);
     cr_assert_eq(fake_at(&rig.tier, 0)->op, TIER_WRITE);
@@ -59,9 +61,8 @@ Test(cache_restore, nothing_turned_up)
 
 Test(cache_restore, the_copy_from_before_stays_the_only_one)
 {
-    block_ref ref;
+    block_ref ref = dump_while_recovering();
 
-    dump_while_recovering(&ref);
     cr_assert_neq(turns_up(rig.one, 1), 0u);
     cr_expect_not(cache_written(rig.cache), "nobody has read that copy yet");
     recovered();
@@ -76,9 +77,8 @@ Test(cache_restore, the_copy_from_before_stays_the_only_one)
 
 Test(cache_restore, a_copy_from_before_that_is_not_whole_is_written_again)
 {
-    block_ref ref;
+    block_ref ref = dump_while_recovering();
 
-    dump_while_recovering(&ref);
     cr_assert_neq(turns_up(rig.one, 1), 0u);
     recovered();
     fake_next(&rig.tier, -EBADMSG);

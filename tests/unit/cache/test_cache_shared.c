@@ -43,7 +43,6 @@ Test(cache_shared, what_a_root_says_is_an_error_is_a_miss_to_who_asked)
         cr_expect_eq(w.status, -ENOENT);
         drop(ref);
     }
-    expect_nothing_held();
     expect_no_shared_left();
 }
 
@@ -53,8 +52,7 @@ Test(cache_shared, who_finds_the_shared_tier_full_is_woken)
     struct asker a;
     struct waiter w;
 
-    shared.refuse = -EAGAIN;
-    shared.refuse_n = 1;
+    shared_refuses(-EAGAIN, 1);
     while (arena_bytes_ready(rig.arena) < arena_bytes_configured(rig.arena))
         iterate();
     cr_assert_eq(get(&w, ref, 0), -EAGAIN);
@@ -70,28 +68,13 @@ Test(cache_shared, who_finds_the_shared_tier_full_is_woken)
     drop(ref);
 }
 
-Test(cache_shared, when_no_root_is_asked_it_is_a_miss_at_once)
-{
-    block_ref ref = shared_block(rig.one, 1);
-    struct waiter w;
-
-    shared.refuse = -ENOENT;
-    shared.refuse_n = 1;
-    cr_expect_eq(get(&w, ref, 0), -ENOENT);
-    cr_expect_not(cache_found(rig.cache, ref));
-    cr_expect_eq(w.calls, 0);
-    drop(ref);
-    expect_nothing_held();
-}
-
 /* ---- alongside NVMe ---- */
 
 Test(cache_shared, nvme_may_take_its_place_back_from_what_a_shared_tier_has)
 {
     block_ref ref;
 
-    shared.refuse = -EROFS;
-    shared.refuse_n = 1;
+    shared_refuses(-EROFS, 1);
     ref = store_below(rig.one, 1); /* leased */
     cr_expect_not(fake_reclaim(&rig.tier, 1));
     note(rig.one, 1, 1, true);
@@ -146,7 +129,6 @@ Test(cache_shared, a_read_that_fails_everywhere_fails_and_leaves_nothing)
     cr_expect(w.calls == 1 && w.status == -ENOENT);
     cr_expect_not(cache_found(rig.cache, ref));
     drop(ref);
-    expect_nothing_held();
     expect_no_shared_left();
 }
 
@@ -156,8 +138,7 @@ Test(cache_shared, a_shared_tier_that_is_busy_keeps_the_copy_that_nvme_lost)
     struct waiter w;
 
     cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
-    shared.refuse = -EAGAIN;
-    shared.refuse_n = 1;
+    shared_refuses(-EAGAIN, 1);
     fake_next(&rig.tier, -EIO);
     cr_expect(w.calls == 1 && w.status == -EBUSY, "not now");
     cr_expect_eq(cache_tier(rig.cache, ref), CACHE_SHARED);
@@ -172,8 +153,7 @@ Test(cache_shared, what_nvme_knows_no_more_is_read_from_the_shared_tier)
     block_ref ref = store_twice(rig.one, 1);
     struct waiter w;
 
-    rig.tier.refuse = -ESTALE;
-    rig.tier.refuse_n = 1;
+    tier_refuses(-ESTALE, 1);
     cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
     fake_shared_next(&shared, 0);
     cr_expect(w.status == 0 && w.w.shared && marks_right(ref, 0));
@@ -193,7 +173,6 @@ Test(cache_shared, evicted_while_leased_it_can_be_loaded_until_the_end)
     fake_shared_next(&shared, 0);
     cr_expect(w.status == 0 && marks_right(ref, 0));
     put_and_drop(ref, 0);
-    expect_nothing_held();
     expect_no_shared_left();
 }
 
@@ -229,7 +208,6 @@ Test(cache_shared, what_is_written_while_it_is_evicted_goes_again)
         cr_expect_not(has_file(rig.one, i, 0, 0));
         cr_expect_eq(find(rig.one, i), 0u);
     }
-    expect_nothing_held();
     expect_no_shared_left();
 }
 

@@ -79,11 +79,9 @@ Test(cache_shared_write, making_room_takes_leased_blocks_that_are_known_to_be_th
     cr_expect_not(cache_in_dram(rig.cache, ref));
     cr_assert(cache_found(rig.cache, ref));
     tier_finish();
-    while (shared.n_pending > 0)
-        fake_shared_next(&shared, 0);
+    shared_finish();
     cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
-    while (shared.n_pending > 0)
-        fake_shared_next(&shared, 0);
+    shared_finish();
     cr_assert_eq(w.status, 0);
     cr_expect(marks_right(ref, 0));
     put_and_drop(ref, 0);
@@ -91,8 +89,7 @@ Test(cache_shared_write, making_room_takes_leased_blocks_that_are_known_to_be_th
 
 Test(cache_shared_write, what_was_evicted_before_its_turn_is_not_written)
 {
-    shared.refuse = -EAGAIN;
-    shared.refuse_n = 1000;
+    shared_refuses(-EAGAIN, 1000);
     for (uint64_t i = 0; i < 30; i++)
         drop(store(rig.one, i));
     iterate();
@@ -101,8 +98,7 @@ Test(cache_shared_write, what_was_evicted_before_its_turn_is_not_written)
     for (int i = 0; i < 40; i++) {
         iterate();
         tier_finish();
-        while (shared.n_pending > 0)
-            fake_shared_next(&shared, 0);
+        shared_finish();
     }
     cr_expect(cache_written(rig.cache));
     cr_expect_eq(shared.files, 8u, "as many as DRAM held, not %u", shared.files);
@@ -113,12 +109,10 @@ Test(cache_shared_write, writes_wait_while_the_shared_tier_takes_none)
 {
     block_ref ref = store(rig.one, 1);
 
-    shared.refuse = -EAGAIN;
-    shared.refuse_n = 1;
+    shared_refuses(-EAGAIN, 1);
     iterate();
     cr_expect_eq(shared.n_pending, 0u);
-    for (int i = 0; i < 5; i++)
-        iterate();
+    iterations(5);
     cr_expect_eq(shared.submits, 1u, "it is not asked again before it says so");
     fake_shared_ready(&shared);
     iterate();
@@ -131,8 +125,7 @@ Test(cache_shared_write, blocks_of_peers_are_not_written)
     block_ref ref = store(rig.one, 1);
 
     note(rig.one, 1, 2, true);
-    for (int i = 0; i < 3; i++)
-        iterate();
+    iterations(3);
     cr_expect_eq(shared.submits, 0u);
     drop(ref);
 }
@@ -238,28 +231,23 @@ Test(cache_shared_write, blocks_without_a_secret_hold_up_no_others)
         refs[i] = store(rig.one, 10 + i);
     refs[2] = store(third, 20);
     refs[3] = store(rig.two, 30);
-    for (int i = 0; i < 4; i++)
-        iterate();
+    iterations(4);
     cr_assert_eq(shared.n_pending, 2u, "another tenant's, and one of another namespace");
     cr_expect_eq(number_at(0) + number_at(1), 50u);
     cr_expect_eq(shared.submits, 2u);
-    while (shared.n_pending > 0)
-        fake_shared_next(&shared, 0);
+    shared_finish();
     iterate();
     fake_shared_next(&shared, 0); /* the last part of 30 */
     fake_shared_has_secret(&shared, rig.one->fingerprint);
-    for (int i = 0; i < 4; i++)
-        iterate();
+    iterations(4);
     cr_expect_eq(shared.n_pending, 0u, "the secret that has come is another one's");
     cr_expect_not(cache_written(rig.cache));
     fake_shared_has_secret(&shared, rig.two->fingerprint);
-    for (int i = 0; i < 4; i++)
-        iterate();
+    iterations(4);
     cr_assert_eq(shared.n_pending, 2u);
     cr_expect_eq(number_at(0), 10u, "in their order");
     cr_expect_eq(number_at(1), 11u);
-    while (shared.n_pending > 0)
-        fake_shared_next(&shared, 0);
+    shared_finish();
     cr_expect_eq(rig.metrics.shared_write_dropped, 0u);
     for (int i = 0; i < 4; i++)
         drop(refs[i]);

@@ -107,13 +107,12 @@ Test(cache_space, who_waits_hears_that_a_dump_pauses)
 Test(cache_space, who_waits_hears_that_a_reference_lasts)
 {
     block_ref ref = store(rig.one, 1);
-    struct cache_wait w;
     struct asker a;
 
     ask(&a);
     cache_stop_writing(rig.cache);
     iterate();
-    cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_READY);
+    use(ref, 0);
     cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
     cache_ref_lasting(rig.cache, ref, 0);
     iterate();
@@ -155,8 +154,7 @@ Test(cache_space, clean_blocks_go_before_those_that_wait_to_be_written)
     unsigned gone = 0;
 
     dirty = store(rig.one, 1); /* older, so the policy would rather have this one */
-    rig.tier.refuse = -EAGAIN;
-    rig.tier.refuse_n = UINT32_MAX;
+    tier_refuses(-EAGAIN, UINT32_MAX);
     drop(dirty);
     iterate();
     rig.cache->no_writes = true;
@@ -346,9 +344,7 @@ Test(narrow, a_full_index_lets_go_the_coldest_in_dram)
     cr_assert(block_of(find(rig.one, 2))->flags & BLOCK_QUEUED);
     iterate();
     tier_finish();
-    for (unsigned i = 0; i < 4; i++)
-        held[i] = open_block(other, 100 + i);
-    for (unsigned i = 4; i < 6; i++)
+    for (unsigned i = 0; i < 6; i++)
         held[i] = open_block(other, 100 + i);
     cr_expect_eq(rig.metrics.index_evicted, 2u);
     cr_expect_neq(find(rig.one, 1), 0u);

@@ -14,22 +14,12 @@ static void refused(int rc)
     cr_expect_eq(rig.metrics.span_refused, ++refusals);
 }
 
-static block_ref stored(struct ns *ns, uint64_t number)
-{
-    block_ref ref = open_block(ns, number);
-
-    for (uint32_t part = 0; part < ns->identity.parts; part++)
-        cr_assert_eq(dump(ref, part, 0, LAYERS), 0);
-    return ref;
-}
-
 Test(cache_span, of_a_part_needs_a_use)
 {
-    block_ref ref = stored(rig.one, 1);
-    struct cache_wait w = {0};
+    block_ref ref = store(rig.one, 1);
 
     refused(span_part(rig.cache, ref, 0, &span));
-    cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_READY);
+    use(ref, 0);
     cr_assert_eq(span_part(rig.cache, ref, 0, &span), 0);
     cr_expect_eq(span.form, ns_form(rig.one, 0));
     cr_expect_eq(span.n, LAYERS);
@@ -60,11 +50,10 @@ Test(cache_span, of_a_fill_needs_the_claim)
 
 Test(cache_span, is_cut_within_itself)
 {
-    block_ref ref = stored(rig.one, 1);
-    struct cache_wait w = {0};
+    block_ref ref = store(rig.one, 1);
     struct span all, one, out;
 
-    cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_READY);
+    use(ref, 0);
     cr_assert_eq(span_part(rig.cache, ref, 0, &all), 0);
     cr_assert_eq(span_cut(rig.cache, &all, 1, 1, &one), 0);
     cr_expect_eq(one.origin, all.origin + all.form->layer_bytes);
@@ -110,7 +99,7 @@ Test(cache_span, ends_with_the_slot)
 /* A sequence may have blocks of two namespaces. Uses count in the namespace of each block. */
 Test(cache_span, a_touch_counts_in_the_blocks_own_namespace)
 {
-    block_ref refs[3] = {stored(rig.one, 1), 0, stored(rig.two, 1)};
+    block_ref refs[3] = {store(rig.one, 1), 0, store(rig.two, 1)};
     struct admission one = rig.one->admission, two = rig.two->admission;
 
     for (int i = 0; i < 3; i++)

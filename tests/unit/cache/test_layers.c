@@ -13,14 +13,11 @@ static struct layer_reads pool;
 static void open_cb(void)
 {
     static const uint32_t layers[] = {MANY};
-    struct ns_identity id = {"t", "many", "", "b", "l", 16, 16, 1, layers, LAYER, NULL, 0};
-    struct ucm_error e;
 
     rig_open();
     pool = (struct layer_reads){
         .cache = rig.cache, .index = rig.index, .arena = rig.arena, .metrics = &rig.metrics};
-    cr_assert_eq(index_ns_open(rig.index, &id, NULL, &space_many, &e), 0);
-    space_many->record = NS_RECORD_WRITTEN;
+    space_many = space_with("t", "many", 1, layers, LAYER);
 }
 
 TestSuite(layers, .init = open_cb, .fini = rig_close);
@@ -126,14 +123,17 @@ Test(layers, who_cancels_gets_nothing)
 
 Test(layers, what_can_not_be_had_so_is_read_whole)
 {
-    static const int why[] = {-ENODATA, -EBADMSG, -EIO};
+    static const int why[] = {0, -ENODATA, -EBADMSG, -EIO};
 
-    for (unsigned i = 0; i < 3; i++) {
+    for (unsigned i = 0; i < 4; i++) {
         block_ref ref = below(1 + i);
         struct waiter w;
 
+        if (i == 0) /* the tier knows before it reads */
+            tier_refuses(-ENODATA, 1);
         cr_assert_eq(some(&w, ref, 3, 1), CACHE_PENDING);
-        fake_next(&rig.tier, why[i]);
+        if (i > 0)
+            fake_next(&rig.tier, why[i]);
         cr_assert_eq(w.calls, 0);
         cr_expect_eq(dram(ref), PART_DRAM_PENDING_READ);
         fake_next(&rig.tier, 0);
@@ -215,8 +215,7 @@ Test(layers, neither_slot_nor_place_in_the_queue)
     struct waiter w, users[10];
     unsigned n = 0;
 
-    rig.tier.refuse = -EAGAIN;
-    rig.tier.refuse_n = 1;
+    tier_refuses(-EAGAIN, 1);
     cr_expect_eq(some(&w, ref, 1, 1), -EAGAIN);
     for (; n < 10; n++) { /* until all slots are in use */
         used[n] = below(2 + n);
@@ -233,22 +232,6 @@ Test(layers, neither_slot_nor_place_in_the_queue)
     cr_expect(right(&w, ref, 1, 1));
     layers_put(w.w.layers);
     drop(ref);
-}
-
-/* The tier knows before it reads. */
-Test(layers, what_the_tier_refuses_is_read_whole_at_once)
-{
-    block_ref ref = below(1);
-    struct waiter w;
-
-    rig.tier.refuse = -ENODATA;
-    rig.tier.refuse_n = 1;
-    cr_assert_eq(some(&w, ref, 3, 1), CACHE_PENDING);
-    cr_expect_eq(dram(ref), PART_DRAM_PENDING_READ);
-    fake_next(&rig.tier, 0);
-    cr_expect_eq(w.status, 0);
-    cache_put(rig.cache, ref, 0);
-    all_ended(ref);
 }
 
 /* A read of layers of block 1 failed. Layers of block 2 keep the slot of both, and parts in use
@@ -277,10 +260,8 @@ static void fail_in_a_full_arena(void)
 
 static void empty_the_arena(void)
 {
-    for (unsigned i = 0; i < 9; i++) {
-        cache_put(rig.cache, full.used[i], 0);
-        drop(full.used[i]);
-    }
+    for (unsigned i = 0; i < 9; i++)
+        put_and_drop(full.used[i], 0);
     fake_next(&rig.tier, 0);
     cr_expect_eq(full.piece.status, 0);
     layers_put(full.piece.w.layers);
@@ -334,9 +315,10 @@ Test(layers, a_place_that_is_gone_is_a_miss)
     block_ref ref = below(1);
     struct waiter w;
 
-    rig.tier.refuse = -ESTALE;
-    rig.tier.refuse_n = 2;
+    tier_refuses(-ESTALE, 2);
     cr_expect_eq(some(&w, ref, 1, 1), -ENOENT);
+    cr_expect_eq(some(&w, ref, 1, 1), -ENOENT);
+    cr_expect_eq(rig.tier.submits, 3u, "one write, and a read of layers and of the part");
     cr_expect_eq(rig.cache->granted, 0u);
     drop(ref);
     expect_nothing_held();

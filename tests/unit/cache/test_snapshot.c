@@ -426,27 +426,3 @@ Test(kept, what_goes_first_goes_first_again)
     policy_free(p);
     index_free(ix);
 }
-
-/* ---- the configuration ---- */
-
-static void refused(const char *setting, const char *says)
-{
-    struct config c;
-    struct config_error e;
-
-    config_init(&c);
-    cr_assert_eq(config_set(&c, "socket=/tmp/s", &e), 0);
-    cr_assert_eq(config_set(&c, "arena.size=64MiB", &e), 0);
-    cr_assert_eq(config_set(&c, setting, &e), 0, "%s", e.text);
-    cr_expect_eq(config_check(&c, &e) == 0, says == NULL, "%s", e.text);
-    if (says)
-        cr_expect_not_null(strstr(e.text, says), "%s", e.text);
-    config_free(&c);
-}
-
-Test(kept, only_memory_is_a_place_for_it)
-{
-    refused("arena.persist_dir=/nowhere/at/all", "does not exist");
-    refused("arena.persist_dir=/usr", "is not on a tmpfs or hugetlbfs");
-    refused("arena.persist_dir=/dev/shm", NULL);
-}

@@ -49,8 +49,7 @@ static inline void open_all(void)
 
 static inline void turns_pass(void)
 {
-    for (int i = 0; i < 40; i++)
-        iterate();
+    iterations(40);
 }
 
 static inline void close_all(void)
@@ -58,8 +57,7 @@ static inline void close_all(void)
     hang_up();
     while (pool_next())
         turns_pass();
-    while (rig.tier.n_pending > 0)
-        fake_next(&rig.tier, 0);
+    tier_finish();
     turns_pass();
     cr_expect_eq(taken(LIMIT_SUMMARIES), 0u);
     cr_expect_eq(taken(LIMIT_MEMORY), 0u);
@@ -190,12 +188,10 @@ static inline void store_both_below(void)
     build(1, 1);
     fake_next(&rig.tier, 0);
     work();
-    while (rig.tier.n_pending > 0)
-        fake_next(&rig.tier, 0);
+    tier_finish();
     turns_pass();
-    while (rig.tier.n_pending > 0)
-        fake_next(&rig.tier, 0);
-    ref = index_find(rig.index, derived, chain(1, 1).p);
+    tier_finish();
+    ref = find(derived, 1);
     cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
     cr_assert_eq(cache_evict(rig.cache, find(rig.one, 1), CACHE_DRAM), CACHE_EVICT_DONE);
 }

@@ -88,8 +88,7 @@ static struct ns *store_many(void)
 {
     struct ns *ns = space("small", 1, 1024 / LAYERS);
 
-    shared.refuse = -EROFS;
-    shared.refuse_n = MANY;
+    shared_refuses(-EROFS, MANY);
     for (uint64_t i = 1; i <= MANY; i++)
         drop(store_below(ns, i));
     return ns;
@@ -146,8 +145,7 @@ static uint32_t answered_with(uint32_t id, enum ucm_block_status status)
     for (int i = 0; i < 200 && !answer_of(id); i++) {
         iterate();
         gpu_finish_all();
-        while (rig.tier.n_pending > 0)
-            fake_next(&rig.tier, 0);
+        tier_finish();
     }
     result_of(id, &proto_blocks_r, &r);
     for (uint32_t i = 0; i < r.status.n; i++)
@@ -160,8 +158,7 @@ static void read_all(void)
 {
     for (int i = 0; i < 50; i++) {
         iterate();
-        while (rig.tier.n_pending > 0)
-            fake_next(&rig.tier, 0);
+        tier_finish();
     }
 }
 
@@ -197,8 +194,7 @@ Test(request, a_dump_opens_its_blocks_in_turns)
 {
     uint32_t id = dump_many(space("small", 1, 1024 / LAYERS));
 
-    shared.refuse = -EROFS;
-    shared.refuse_n = OPENED + 88;
+    shared_refuses(-EROFS, OPENED + 88);
     cr_expect_eq(index_blocks(rig.index), OPENED);
     iterate();
     cr_expect_eq(index_blocks(rig.index), OPENED + 88);
@@ -217,12 +213,6 @@ Test(request, a_dump_that_is_cancelled_opens_no_more)
 }
 
 /* ---- small loads alongside large ones ---- */
-
-static void iterations(void)
-{
-    for (int i = 0; i < 10; i++)
-        iterate();
-}
 
 static uint64_t number_of(const struct tier_io *io)
 {
@@ -248,7 +238,7 @@ static unsigned reads_of(uint64_t first, uint32_t n)
 Test(request, a_large_load_alone_fills_the_queue_of_the_tier)
 {
     load_many(store_many());
-    iterations();
+    iterations(10);
     cr_expect_geq(rig.tier.n_pending, 100u);
 }
 
@@ -284,7 +274,7 @@ Test(request, large_loads_leave_the_tier_to_a_small_one)
     cr_expect(fake_at(&rig.tier, 0)->small, "writes make way for it");
     id[0] = load_range(region, 1, HALF);
     id[1] = load_range(region, HALF + 1, HALF);
-    iterations();
+    iterations(10);
     cr_expect_eq(rig.tier.n_pending, 17u);
     for (unsigned i = 1; i < rig.tier.n_pending; i++)
         cr_expect_not(fake_at(&rig.tier, i)->small);
@@ -308,10 +298,10 @@ Test(request, a_large_load_from_dram_waits_for_no_turn)
         drop(store_dram(ns, 1000 + i));
     load_range(region, MANY, 1);
     reads = load_range(region, 1, LARGE);
-    iterations();
+    iterations(10);
     cr_assert_eq(rig.tier.n_pending, 17u, "the bound is reached");
     dram = load_range(region, 1001, LARGE);
-    iterations();
+    iterations(10);
     gpu_finish_all();
     cr_expect_null(answer_of(reads));
     cr_assert(answer_of(dram));
@@ -327,11 +317,11 @@ Test(request, large_loads_fill_the_queue_again)
     fake_next(&rig.tier, 0);
     door.requests->narrow_reads = 20; /* instead of some thousand reads more */
     load_range(region, 1, MANY - 1);
-    iterations();
+    iterations(10);
     cr_assert_eq(rig.tier.n_pending, 16u);
     for (int i = 0; i < 8; i++) {
         fake_next(&rig.tier, 0);
-        iterations();
+        iterations(10);
     }
     cr_expect_geq(rig.tier.n_pending, 100u);
 }
@@ -344,10 +334,10 @@ Test(request, a_load_that_is_cancelled_hands_its_turn_on)
     load_range(region, MANY, 1);
     first = load_range(region, 1, 200);
     load_range(region, 201, 200);
-    iterations();
+    iterations(10);
     cr_assert_eq(reads_of(201, 200), 0u);
     call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = first});
-    iterations();
+    iterations(10);
     cr_expect_eq(reads_of(201, 200), 16u);
 }
 
@@ -357,21 +347,19 @@ Test(request, space_goes_to_who_has_none)
 {
     uint32_t region = region_open(rig.one, 32);
 
-    shared.refuse = -EROFS;
-    shared.refuse_n = 17;
+    shared_refuses(-EROFS, 17);
     for (uint64_t i = 1; i <= 17; i++)
         drop(store_below(rig.one, i));
     for (uint64_t i = 0; i < 4; i++)
         load_range(region, 1 + 4 * i, 4);
-    iterations();
+    iterations(10);
     cr_assert_eq(rig.tier.n_pending, 8u);
     load_range(region, 17, 1);
-    iterations();
+    iterations(10);
     cr_assert_eq(rig.tier.n_pending, 8u);
-    while (rig.tier.n_pending > 0)
-        fake_next(&rig.tier, 0);
+    tier_finish();
     gpu_finish_all();
-    iterations();
+    iterations(10);
     cr_expect_eq(reads_of(17, 1), 1u);
 }
 
@@ -441,10 +429,9 @@ Test(request, requests_under_way_are_bounded_by_tenant)
     limit_owner_unref(other);
     for (uint32_t i = 0; i < n; i++)
         call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = ids[i]});
-    iterations();
-    while (rig.tier.n_pending > 0)
-        fake_next(&rig.tier, 0);
-    iterations();
+    iterations(10);
+    tier_finish();
+    iterations(10);
     cr_expect_eq(taken(LIMIT_REQUESTS), 0u);
 }
 
@@ -528,24 +515,22 @@ static void expect_gone(void)
 
     cr_expect_eq(answered_with(id, UCM_BLOCK_MISS), 1u);
     cr_expect_eq(rig.metrics.load_blocks_missed, 1u);
+    cr_expect_eq(find(rig.one, 1), 0u);
 }
 
 Test(request, a_load_counts_what_the_shared_tier_has_no_more)
 {
     peer_stores(rig.one, 1, 1);
     note(rig.one, 1, 1, true);
-    shared.refuse = -ENOENT;
-    shared.refuse_n = 1;
+    shared_refuses(-ENOENT, 1);
     expect_gone();
 }
 
 Test(request, a_load_of_what_nvme_knows_no_more_is_a_miss)
 {
-    shared.refuse = -EROFS;
-    shared.refuse_n = 1;
+    shared_refuses(-EROFS, 1);
     drop(store_below(rig.one, 1));
-    rig.tier.refuse = -ESTALE;
-    rig.tier.refuse_n = 1;
+    tier_refuses(-ESTALE, 1);
     expect_gone();
 }
 
@@ -570,21 +555,18 @@ Test(request, a_prefetch_finds_room_for_what_is_in_dram)
     struct msg_blocks_r r;
     uint32_t id;
 
-    shared.refuse = -EROFS;
-    shared.refuse_n = 7;
+    shared_refuses(-EROFS, 7);
     for (uint64_t i = 1; i <= 5; i++)
         drop(store_below(rig.one, i));
     drop(store(rig.one, 6));
     drop(store(rig.one, 7));
     iterate();
-    while (rig.tier.n_pending > 0)
-        fake_next(&rig.tier, 0);
+    tier_finish();
     shared.refuse_n = 0;
     m.keys = chain(1, 7);
     id = call(UCM_METHOD_PREFETCH, &proto_prefetch, &m);
     for (int i = 0; i < 20 && !answer_of(id); i++) {
-        while (rig.tier.n_pending > 0)
-            fake_next(&rig.tier, 0);
+        tier_finish();
         iterate();
     }
     result_of(id, &proto_blocks_r, &r);

@@ -358,8 +358,7 @@ Test(request_shared, what_is_stored_while_its_files_go_stays)
     struct msg_keys m = {.ns = rig.one->id, .keys = chain(1, 1)};
     uint32_t id = call(UCM_METHOD_NS_PURGE, &proto_keys, &m);
 
-    shared.refuse = -EAGAIN;
-    shared.refuse_n = 1000;
+    shared_refuses(-EAGAIN, 1000);
     drop(store(rig.one, 1));
     fake_removal_end(&shared, 0);
     cr_expect_eq(answer_code(id), 0);
@@ -395,8 +394,7 @@ Test(request_shared, evicting_a_namespace_everywhere_is_done_when_the_shares_are
 
     drop(store(rig.one, 1));
     id = call(UCM_METHOD_EVICT, &proto_evict, &m);
-    for (int i = 0; i < 5; i++)
-        iterate();
+    iterations(5);
     cr_assert(shared.purge);
     cr_expect_null(answer_of(id));
     shared.purge->done_cb(shared.purge, 0, 1);
@@ -408,8 +406,7 @@ Test(request_shared, a_purge_that_left_files_says_so)
     struct msg_keys m = {.ns = rig.one->id};
     uint32_t id = call(UCM_METHOD_NS_PURGE, &proto_keys, &m);
 
-    for (int i = 0; i < 5; i++)
-        iterate();
+    iterations(5);
     rig.tier.naming->done_cb(rig.tier.naming, 0);
     cr_expect_null(answer_of(id));
     shared.purge->done_cb(shared.purge, -ETIMEDOUT, 0);

@@ -16,7 +16,7 @@ Test(summaries, a_build_outlives_its_connection)
     work();
     cr_expect_eq(rig.metrics.summaries_built, 3u);
     cr_expect_eq(requests_active(door.requests), 0u);
-    cr_expect_neq(index_find(rig.index, derived, chain(3, 1).p), 0u);
+    cr_expect_neq(find(derived, 3), 0u);
 }
 
 Test(summaries, a_base_that_can_not_be_read_has_none)
@@ -25,13 +25,13 @@ Test(summaries, a_base_that_can_not_be_read_has_none)
 
     drop(store_below(rig.one, 1));
     msgid = build(1, 1);
-    cr_expect_neq(index_find(rig.index, derived, chain(1, 1).p), 0u, "a pending write");
+    cr_expect_neq(find(derived, 1), 0u, "a pending write");
     fake_next(&rig.tier, -EIO);
     turns_pass();
     cr_expect(statuses(msgid, 1, UCM_BLOCK_FAILED));
     cr_expect_eq(rig.metrics.summaries_failed, 1u);
-    cr_expect_eq(index_find(rig.index, derived, chain(1, 1).p), 0u);
-    cr_expect_eq(index_find(rig.index, rig.one, chain(1, 1).p), 0u);
+    cr_expect_eq(find(derived, 1), 0u);
+    cr_expect_eq(find(rig.one, 1), 0u);
 }
 
 Test(summaries, evicted_by_name_while_it_is_built)
@@ -42,7 +42,7 @@ Test(summaries, evicted_by_name_while_it_is_built)
     store_base(1);
     msgid = build(1, 1);
     chained = append(open_sequence(), 1, 1, true);
-    ref = index_find(rig.index, derived, chain(1, 1).p);
+    ref = find(derived, 1);
     /* No part of the summary is whole yet, so there is nothing to evict. The part in use is the
      * base's. */
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_NONE);
@@ -91,8 +91,7 @@ Test(summaries, a_build_waits_for_a_slot)
         drop(held[i]);
     }
     for (int i = 0; i < 10; i++) {
-        while (rig.tier.n_pending > 0)
-            fake_next(&rig.tier, 0);
+        tier_finish();
         turns_pass();
     }
     work();
@@ -154,7 +153,7 @@ Test(summaries, builds_end_with_the_daemon)
     cr_expect_eq(requests_active(door.requests), 0u);
     cr_expect(statuses(msgid, 2, UCM_BLOCK_CANCELLED, UCM_BLOCK_CANCELLED));
     cr_expect_eq(rig.metrics.summaries_built, 0u);
-    cr_expect_not(cache_found(rig.cache, index_find(rig.index, derived, chain(1, 1).p)));
+    cr_expect_not(cache_found(rig.cache, find(derived, 1)));
 }
 
 Test(summaries, a_build_that_reads_ends_with_the_daemon)
@@ -180,19 +179,17 @@ Test(summaries, nobody_waits_for_the_end_of_a_hold)
     work();
     cr_expect_eq(appended(append(name, 1, 2, false)).summaries, 2u);
     for (int i = 0; i < 10; i++) {
-        while (rig.tier.n_pending > 0)
-            fake_next(&rig.tier, 0);
+        tier_finish();
         turns_pass();
     }
     cr_expect_eq(rig.cache->users, 0u);
     ask(&a);
     cr_expect_not(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
-    cr_expect_eq(cache_evict(rig.cache, index_find(rig.index, derived, chain(1, 1).p), CACHE_DRAM),
-                 CACHE_EVICT_LATER, "it stays in DRAM");
+    cr_expect_eq(cache_evict(rig.cache, find(derived, 1), CACHE_DRAM), CACHE_EVICT_LATER,
+                 "it stays in DRAM");
     cr_expect_eq(answer_code(close_sequence(name)), 0);
     cr_expect_eq(rig.cache->users, 0u);
-    cr_expect_eq(cache_evict(rig.cache, index_find(rig.index, derived, chain(1, 1).p), CACHE_DRAM),
-                 CACHE_EVICT_DONE);
+    cr_expect_eq(cache_evict(rig.cache, find(derived, 1), CACHE_DRAM), CACHE_EVICT_DONE);
 }
 
 /* ---- tenants ---- */

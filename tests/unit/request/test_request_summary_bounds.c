@@ -187,17 +187,15 @@ Test(summaries_full, nor_one_that_an_append_found)
     build(2, 1);
     work();
     for (int i = 0; i < 10; i++) {
-        while (rig.tier.n_pending > 0)
-            fake_next(&rig.tier, 0);
+        tier_finish();
         turns_pass();
     }
-    ref = index_find(rig.index, derived, chain(2, 1).p);
+    ref = find(derived, 2);
     cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
     store(rig.one, 3); /* it stays, and the index is full */
     append(name, 1, 2, true);
-    cr_expect_eq(index_find(rig.index, derived, chain(2, 1).p), ref);
-    while (rig.tier.n_pending > 0)
-        fake_next(&rig.tier, 0);
+    cr_expect_eq(find(derived, 2), ref);
+    tier_finish();
     work();
     drop(find(rig.one, 3));
 }
@@ -210,8 +208,7 @@ Test(summaries_full, what_is_stored_does_not_go_for_its_own_summary)
         for (int k = 0; k < 10; k++) {
             turns_pass();
             work();
-            while (rig.tier.n_pending > 0)
-                fake_next(&rig.tier, 0);
+            tier_finish();
         }
     }
     cr_expect_gt(rig.metrics.summaries_built, 1u);
