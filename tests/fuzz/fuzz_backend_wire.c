@@ -5,9 +5,9 @@
 #include "daemon/shared/process/process.h"
 
 #include "daemon/base/log.h"
+#include "tests/fuzz/fuzz.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -17,19 +17,11 @@
 #define BYTES 300u
 #define BUFFER 65536u
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
-
 static struct fuzzed {
     struct shared_op op;      /* first */
     uint8_t bytes[BYTES + 8]; /* the last ones are nobody's */
     unsigned ended;
 } ops[OPS];
-
-static void must(bool promise)
-{
-    if (!promise)
-        abort();
-}
 
 static void done_cb(struct shared_op *op, int status)
 {

@@ -4,18 +4,10 @@
 #include "daemon/format/bytes.h"
 #include "daemon/format/checksum.h"
 #include "daemon/shared/block_file.h"
+#include "tests/fuzz/fuzz.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
-
-static void must(bool promise)
-{
-    if (!promise)
-        abort();
-}
 
 /* Checks the header against the part that it names, with its checksum as it is and corrected. */
 static void check_header(const uint8_t bytes[BLOCK_FILE_HEADER_BYTES])

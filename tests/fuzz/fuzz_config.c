@@ -1,23 +1,19 @@
 /* Any bytes as a configuration file: refused with a sentence, or read, printed and read back equal.
  */
 #include "daemon/config/table.h"
+#include "tests/fuzz/fuzz.h"
 
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static int read_bytes(struct config *c, const void *data, size_t size, struct config_error *e)
 {
     char path[64];
     int fd = memfd_create("fuzz", MFD_CLOEXEC), rc;
 
-    if (fd < 0 || write(fd, data, size) != (ssize_t)size)
-        abort();
+    must(fd >= 0 && write(fd, data, size) == (ssize_t)size);
     snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
     rc = config_read(c, path, e);
     close(fd);
@@ -31,8 +27,7 @@ static char *print(const struct config *c, size_t *n)
     char *text = NULL;
 
     stdout = open_memstream(&text, n);
-    if (!stdout)
-        abort();
+    must(stdout != NULL);
     config_print(c);
     fclose(stdout);
     stdout = saved;
@@ -47,11 +42,9 @@ static void read_back(const struct config *c)
     char *text = print(c, &n);
 
     config_init(&back);
-    if (read_bytes(&back, text, n, &e) < 0)
-        abort();
+    must(read_bytes(&back, text, n, &e) == 0);
     for (size_t i = 0; i < config_key_count; i++)
-        if (!config_value_equal(c, &back, &config_keys[i]))
-            abort();
+        must(config_value_equal(c, &back, &config_keys[i]));
     config_free(&back);
     free(text);
 }
@@ -64,8 +57,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     config_init(&c);
     if (read_bytes(&c, data, size, &e) == 0)
         read_back(&c);
-    else if (e.text[0] == '\0')
-        abort();
+    else
+        must(e.text[0] != '\0');
     config_free(&c);
     return 0;
 }

@@ -4,19 +4,11 @@
  * fp8 encodes what it decoded to the same bytes. Traps on any break of these promises. */
 #include "kernels/encoding/encoding.h"
 #include "kernels/simd/isa.h"
+#include "tests/fuzz/fuzz.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
-
 #define HEAD 10
-
-static void must(bool promise)
-{
-    if (!promise)
-        abort();
-}
 
 static struct ucm_encoding_spec spec_of(const uint8_t head[HEAD])
 {
@@ -52,51 +44,38 @@ static uint8_t *repeat(const uint8_t *data, size_t n, uint64_t bytes)
     return out;
 }
 
-static uint8_t *encode(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *raw)
+/* A tensor's encoded form, or its raw one. What the reference makes; every other form makes the
+ * same. */
+static uint8_t *converted(const struct ucm_encoding_spec *spec, uint32_t tensor,
+                          const uint8_t *from, bool encodes)
 {
-    uint64_t bytes = ucm_encoding_bytes(spec, tensor);
-    uint8_t *reference = malloc(bytes), *encoded = malloc(bytes);
+    const struct ucm_encoding_method *method = ucm_encoding_method(spec->encoding);
+    uint64_t bytes =
+        encodes ? ucm_encoding_bytes(spec, tensor) : ucm_encoding_raw_bytes(spec, tensor);
+    uint8_t *want = malloc(bytes), *got = malloc(bytes);
 
-    must(reference != NULL && encoded != NULL && bytes % 16 == 0);
-    memset(reference, 0x5a, bytes);
-    ucm_encoding_method(spec->encoding)->encode(spec, tensor, raw, reference);
+    must(want != NULL && got != NULL && (!encodes || bytes % 16 == 0));
+    memset(want, 0x5a, bytes);
+    (encodes ? method->encode : method->decode)(spec, tensor, from, want);
     for (int isa = UCM_ISA_AVX2; isa < UCM_ISA_COUNT; isa++) {
         ucm_isa_limit((enum ucm_isa)isa);
-        memset(encoded, 0xa5, bytes);
-        ucm_encode(spec, tensor, raw, encoded);
-        must(memcmp(encoded, reference, bytes) == 0);
+        memset(got, 0xa5, bytes);
+        (encodes ? ucm_encode : ucm_decode)(spec, tensor, from, got);
+        must(memcmp(got, want, bytes) == 0);
     }
-    free(encoded);
-    return reference;
-}
-
-static uint8_t *decode(const struct ucm_encoding_spec *spec, uint32_t tensor,
-                       const uint8_t *encoded)
-{
-    uint64_t bytes = ucm_encoding_raw_bytes(spec, tensor);
-    uint8_t *reference = malloc(bytes), *raw = malloc(bytes);
-
-    must(reference != NULL && raw != NULL);
-    memset(reference, 0x5a, bytes);
-    ucm_encoding_method(spec->encoding)->decode(spec, tensor, encoded, reference);
-    for (int isa = UCM_ISA_AVX2; isa < UCM_ISA_COUNT; isa++) {
-        ucm_isa_limit((enum ucm_isa)isa);
-        memset(raw, 0xa5, bytes);
-        ucm_decode(spec, tensor, encoded, raw);
-        must(memcmp(raw, reference, bytes) == 0);
-    }
-    free(raw);
-    return reference;
+    free(got);
+    return want;
 }
 
 static void round_trip(const struct ucm_encoding_spec *spec, uint32_t tensor, const uint8_t *raw)
 {
-    uint8_t *encoded = encode(spec, tensor, raw), *again = decode(spec, tensor, encoded), *second;
+    uint8_t *encoded = converted(spec, tensor, raw, true);
+    uint8_t *again = converted(spec, tensor, encoded, false), *second;
 
     if (spec->encoding == UCM_ENCODING_LOSSLESS && ucm_encoding_fits(spec, tensor, encoded))
         must(memcmp(again, raw, ucm_encoding_raw_bytes(spec, tensor)) == 0);
     if (spec->encoding == UCM_ENCODING_FP8) {
-        second = encode(spec, tensor, again);
+        second = converted(spec, tensor, again, true);
         must(memcmp(second, encoded, ucm_encoding_bytes(spec, tensor)) == 0);
         free(second);
     }
@@ -121,7 +100,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         uint8_t *encoded = repeat(data + HEAD, n - HEAD, ucm_encoding_bytes(&spec, tensor));
 
         round_trip(&spec, tensor, raw);
-        free(decode(&spec, tensor, encoded));
+        free(converted(&spec, tensor, encoded, false));
         free(raw);
         free(encoded);
     }

@@ -2,21 +2,12 @@
  * the buckets hold. Input that begins with the right bytes gets a valid header, so that buckets are
  * reached. */
 #include "proto/memory/lookup_table.h"
+#include "tests/fuzz/fuzz.h"
 
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define BUCKETS_MAX 256u
 #define KEYS 64u
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void must(bool right)
-{
-    if (!right)
-        abort();
-}
 
 static void look(const void *table, uint64_t bytes, uint32_t key_bytes, const uint8_t *keys)
 {

@@ -5,17 +5,14 @@
 #include "daemon/format/checksum.h"
 #include "daemon/format/nvme_read.h"
 #include "daemon/tier/ns_records.h"
+#include "tests/fuzz/fuzz.h"
 
 #include <fcntl.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define PAGES_MAX 64u
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* How one page is made from the input. */
 struct page_recipe {
@@ -23,12 +20,6 @@ struct page_recipe {
 };
 
 static char directory[64], path[128];
-
-static void must(bool right)
-{
-    if (!right)
-        abort();
-}
 
 static void directory_remove(void)
 {

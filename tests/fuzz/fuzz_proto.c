@@ -2,11 +2,9 @@
  * their method (a response: by every table of a result). A message that decodes must encode again,
  * and decode to the same. Traps on any break of these promises. */
 #include "proto/proto.h"
+#include "tests/fuzz/fuzz.h"
 
-#include <stdlib.h>
 #include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 #define LIMIT (4u << 20)
 
@@ -14,12 +12,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 struct any_value {
     uint64_t words[64];
 };
-
-static void must(bool promise)
-{
-    if (!promise)
-        abort();
-}
 
 /* Encodes the value, opens and decodes the frame, and encodes the result. Both frames must be the
  * same. */

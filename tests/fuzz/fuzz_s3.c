@@ -3,17 +3,9 @@
  * without an end, and on a key that lacks a half. */
 #include "daemon/backend/s3/credentials_parse.h"
 #include "daemon/backend/s3/xml.h"
+#include "tests/fuzz/fuzz.h"
 
-#include <stdlib.h>
 #include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
-
-static void must(bool promise)
-{
-    if (!promise)
-        abort();
-}
 
 static bool ends(const char *text, size_t cap)
 {
@@ -31,8 +23,7 @@ static void check_xml(const char *text, size_t n, size_t cut)
 {
     struct s3_xml *x = s3_xml_new(file_cb, NULL);
 
-    if (!x)
-        abort();
+    must(x != NULL);
     cut = n > 0 ? cut % n : 0;
     s3_xml_feed(x, text, cut);
     s3_xml_feed(x, text + cut, n - cut);
@@ -52,8 +43,7 @@ static void check_profile(const char *text, size_t n)
     char *copy = malloc(n + 1), process[64];
     struct s3_key key = {.id = ""};
 
-    if (!copy)
-        abort();
+    must(copy != NULL);
     memcpy(copy, text, n);
     copy[n] = '\0';
     (void)s3_profile_parse(copy, "default", &key, process, sizeof(process));

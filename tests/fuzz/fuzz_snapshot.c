@@ -3,9 +3,8 @@
  * them are reached. */
 #include "daemon/index/index.h"
 #include "daemon/snapshot/format.h"
+#include "tests/fuzz/fuzz.h"
 
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define SLAB (1u << 20)
@@ -13,16 +12,8 @@
 #define BODY_MAX 65536u
 #define COUNTS 5u /* bytes before the body: namespaces and parts */
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
 static const struct persist_identity arena = {
     .boot = {1, 2, 3}, .inode = 77, .bytes = SLABS * (uint64_t)SLAB};
-
-static void must(bool right)
-{
-    if (!right)
-        abort();
-}
 
 static void snapshot_walk(const uint8_t *p, size_t n, const struct snapshot_head *h,
                           size_t parts_at)
