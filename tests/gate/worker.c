@@ -40,10 +40,12 @@
 #define HASH_BLOCKS 4096u
 #define HASH_TOKENS 16u
 
+enum { LARGE, SMALL, TINY, NEW_LARGE, NEW_SMALL, ON_DISK, PLACES };
+
 static struct worker {
     char memory_directory[200], disk_directory[200], again_directory[200];
     struct daemon memory, disk, again; /* again: started again each time */
-    struct place large, small, tiny, new_large, new_small, on_disk;
+    struct place place[PLACES];
     uint8_t *found_keys;
     uint32_t *tokens;
     uint8_t *hashed;
@@ -106,109 +108,75 @@ static void meter_end(struct meter *m)
     m->cpu += cpu_s(0) + (m->daemon ? cpu_s(m->daemon) : 0) - m->begin_cpu;
 }
 
-/* ---- short requests ---- */
+/* ---- operations on places ---- */
 
-static int look(struct meter *m, uint32_t n, uint32_t lease_ms, unsigned calls)
+/* A case: which operation, on which place, on how many keys at once, and how often. */
+struct work {
+    const char *name;
+    int (*repeat_cb)(struct meter *m, const struct work *c);
+    struct place *place;
+    enum rig_op op;
+    uint32_t n;
+    unsigned times;
+};
+
+static int look(struct meter *m, const struct work *c, uint32_t lease_ms)
 {
-    struct rig *rig = &w.tiny.rig;
-    struct ucm_lookup lookup = {.keys = w.tiny.keys, .n_keys = n, .lease_ms = lease_ms};
+    struct rig *rig = &c->place->rig;
+    struct ucm_lookup lookup = {.keys = c->place->keys, .n_keys = c->n, .lease_ms = lease_ms};
 
     m->daemon = w.memory.pid;
     meter_begin(m);
-    for (unsigned i = 0; i < calls; i++) {
+    for (unsigned i = 0; i < c->times; i++) {
         uint32_t hits = 0, lease = 0;
 
         if (ucm_lookup_prefix(rig->ns, &lookup, GATE_TIMEOUT_MS, &hits, NULL, &lease) < 0 ||
             (lease_ms && ucm_release(rig->client, lease, GATE_TIMEOUT_MS) < 0))
             return gate_fail("lookup: %s", ucm_errmsg());
-        if (hits != n)
-            return gate_fail("a lookup of %u stored keys found %u", n, hits);
+        if (hits != c->n)
+            return gate_fail("a lookup of %u stored keys found %u", c->n, hits);
         meter_lap(m);
     }
     meter_end(m);
     return 0;
 }
 
-static int lookup_one(struct meter *m)
+static int look_only(struct meter *m, const struct work *c)
 {
-    return look(m, 1, 0, 600);
+    return look(m, c, 0);
 }
 
-static int lookup_some(struct meter *m)
+static int look_and_release(struct meter *m, const struct work *c)
 {
-    return look(m, SOME_KEYS, 0, 400);
+    return look(m, c, LEASE_MS);
 }
 
-static int lookup_many(struct meter *m)
-{
-    return look(m, MANY_KEYS, 0, 10);
-}
-
-static int lookup_lease(struct meter *m)
-{
-    return look(m, MANY_KEYS, LEASE_MS, 8);
-}
-
-static int singles(struct meter *m, enum rig_op op)
+/* Loads, and dumps of blocks that are stored. */
+static int moves(struct meter *m, const struct work *c)
 {
     int rc = 0;
 
     m->daemon = w.memory.pid;
     meter_begin(m);
-    for (unsigned i = 0; rc == 0 && i < 300; i++) {
-        rc = place_move(&w.small, op, w.small.keys, 1);
+    for (unsigned i = 0; rc == 0 && i < c->times; i++) {
+        rc = place_move(c->place, c->op, c->place->keys, c->n);
         meter_lap(m);
     }
     meter_end(m);
     return rc;
-}
-
-static int load_one(struct meter *m)
-{
-    return singles(m, RIG_LOAD);
-}
-
-static int dump_again(struct meter *m)
-{
-    return singles(m, RIG_DUMP);
-}
-
-/* ---- copies ---- */
-
-static int loads(struct meter *m, struct place *p)
-{
-    int rc = 0;
-
-    m->daemon = w.memory.pid;
-    meter_begin(m);
-    for (unsigned i = 0; rc == 0 && i < 3; i++) {
-        rc = place_move(p, RIG_LOAD, p->keys, p->n);
-        meter_lap(m);
-    }
-    meter_end(m);
-    return rc;
-}
-
-static int load_large(struct meter *m)
-{
-    return loads(m, &w.large);
-}
-
-static int load_small(struct meter *m)
-{
-    return loads(m, &w.small);
 }
 
 /* New keys each time; the blocks go afterwards, uncounted. */
-static int dumps(struct meter *m, struct place *p)
+static int dumps(struct meter *m, const struct work *c)
 {
+    struct place *p = c->place;
     int rc = 0;
 
     m->daemon = w.memory.pid;
-    for (unsigned i = 0; rc == 0 && i < 3; i++) {
+    for (unsigned i = 0; rc == 0 && i < c->times; i++) {
         gate_keys(p->fresh, p->n);
         meter_begin(m);
-        rc = place_move(p, RIG_DUMP, p->fresh, p->n);
+        rc = place_move(p, c->op, p->fresh, p->n);
         meter_lap(m);
         meter_end(m);
         if (rc == 0 && rig_evict(&p->rig, 0) < 0)
@@ -217,51 +185,29 @@ static int dumps(struct meter *m, struct place *p)
     return rc;
 }
 
-static int dump_large(struct meter *m)
+static int from_disk(struct meter *m, const struct work *c)
 {
-    return dumps(m, &w.new_large);
-}
-
-static int dump_small(struct meter *m)
-{
-    return dumps(m, &w.new_small);
-}
-
-/* ---- NVMe ---- */
-
-static int from_disk(struct meter *m, enum rig_op op)
-{
-    struct place *p = &w.on_disk;
+    struct place *p = c->place;
     int rc = 0;
 
     m->daemon = w.disk.pid;
-    for (unsigned i = 0; rc == 0 && i < 2; i++) {
+    for (unsigned i = 0; rc == 0 && i < c->times; i++) {
         if (rig_evict(&p->rig, 1) < 0)
             return gate_fail("%s", p->rig.error);
         meter_begin(m);
-        rc = place_move(p, op, p->keys, p->n);
+        rc = place_move(p, c->op, p->keys, p->n);
         meter_lap(m);
         meter_end(m);
     }
     return rc;
 }
 
-static int disk_load(struct meter *m)
-{
-    return from_disk(m, RIG_LOAD);
-}
-
-static int disk_prefetch(struct meter *m)
-{
-    return from_disk(m, RIG_PREFETCH);
-}
-
 /* ---- keys, memory, restart ---- */
 
-static int hash(struct meter *m)
+static int hash(struct meter *m, const struct work *c)
 {
     meter_begin(m);
-    for (unsigned i = 0; i < 3; i++) {
+    for (unsigned i = 0; i < c->times; i++) {
         if (ucm_keys_sha256(NULL, w.tokens, HASH_TOKENS, HASH_BLOCKS, w.hashed) < 0)
             return gate_fail("%s", ucm_errmsg());
         meter_lap(m);
@@ -271,15 +217,16 @@ static int hash(struct meter *m)
 }
 
 /* Memory of the daemon that does not lie in its arena. */
-static int memory(struct meter *m)
+static int memory(struct meter *m, const struct work *c)
 {
     char path[64], line[256];
     uint64_t arena = 0;
     double bytes = 0;
     FILE *f;
 
-    if (rig_metric(&w.tiny.rig, "arena_bytes_total", &arena) < 0)
-        return gate_fail("%s", w.tiny.rig.error);
+    (void)c;
+    if (rig_metric(&w.place[TINY].rig, "arena_bytes_total", &arena) < 0)
+        return gate_fail("%s", w.place[TINY].rig.error);
     snprintf(path, sizeof path, "/proc/%d/status", (int)w.memory.pid);
     f = fopen(path, "re");
     while (f && fgets(line, sizeof line, f))
@@ -292,7 +239,8 @@ static int memory(struct meter *m)
                                                            : gate_fail("%s has no RssAnon", path);
 }
 
-static int again_start(void)
+/* Its NVMe tier lies in its directory. */
+static int disk_daemon_start(struct daemon *d)
 {
     char paths[240];
     const char *const sets[] = {"arena.size=64MiB",   "device.cpu_threads=1",
@@ -300,10 +248,18 @@ static int again_start(void)
                                 "nvme.size=128MiB",   paths,
                                 "nvme.segment=16MiB", NULL};
 
-    snprintf(paths, sizeof paths, "nvme.paths=%s/nvme", w.again_directory);
-    if (daemon_start(&w.again, sets) < 0 || daemon_wait(&w.again, GATE_TIMEOUT_MS) < 0)
-        return gate_fail("%s could not be started in %s", w.again.path, w.again_directory);
+    snprintf(paths, sizeof paths, "nvme.paths=%s/nvme", d->dir);
+    if (daemon_start(d, sets) < 0 || daemon_wait(d, GATE_TIMEOUT_MS) < 0)
+        return gate_fail("%s could not be started in %s", d->path, d->dir);
     return 0;
+}
+
+static int daemon_end(struct daemon *d)
+{
+    int rc = d->pid > 0 && daemon_stop(d) < 0 ? gate_fail("a daemon did not stop in order") : 0;
+
+    d->pid = 0;
+    return rc;
 }
 
 static int all_found(struct rig *rig)
@@ -324,13 +280,14 @@ static int all_found(struct rig *rig)
 }
 
 /* From exec until every block on NVMe is found. */
-static int restart(struct meter *m)
+static int restart(struct meter *m, const struct work *c)
 {
     struct place p = {0};
     int rc;
 
+    (void)c;
     meter_begin(m);
-    rc = again_start();
+    rc = disk_daemon_start(&w.again);
     if (rc == 0)
         rc = place_open(&p, &w.again, "again", 1, SMALL_FRAGMENT, SMALL_FRAGMENT);
     if (rc == 0)
@@ -340,31 +297,26 @@ static int restart(struct meter *m)
     if (rc == 0)
         m->cpu += cpu_s(w.again.pid); /* it began with none */
     place_close(&p);
-    if (w.again.pid > 0 && daemon_stop(&w.again) < 0 && rc == 0)
-        rc = gate_fail("the restarted daemon did not stop in order");
-    w.again.pid = 0;
-    return rc;
+    return daemon_end(&w.again) < 0 ? -1 : rc;
 }
 
-static const struct work {
-    const char *name;
-    int (*repeat_cb)(struct meter *m);
-} works[] = {
-    {"lookup of 1 key", lookup_one},
-    {"lookup of 64 keys", lookup_some},
-    {"lookup of 8192 keys", lookup_many},
-    {"lookup of 8192 keys with a lease, and its release", lookup_lease},
-    {"load of 1 block of 64 KiB", load_one},
-    {"dump of a block that is stored", dump_again},
-    {"load of 16 MiB in 64 KiB", load_large},
-    {"load of 8 MiB in 4 KiB", load_small},
-    {"dump of 16 MiB in 64 KiB", dump_large},
-    {"dump of 8 MiB in 4 KiB", dump_small},
-    {"load of 16 MiB from NVMe", disk_load},
-    {"prefetch of 16 MiB", disk_prefetch},
-    {"restart until 4096 blocks on NVMe are found", restart},
-    {"memory besides the arena", memory},
-    {"keys of 4096 blocks", hash},
+static const struct work works[] = {
+    {"lookup of 1 key", look_only, &w.place[TINY], 0, 1, 600},
+    {"lookup of 64 keys", look_only, &w.place[TINY], 0, SOME_KEYS, 400},
+    {"lookup of 8192 keys", look_only, &w.place[TINY], 0, MANY_KEYS, 10},
+    {"lookup of 8192 keys with a lease, and its release", look_and_release, &w.place[TINY], 0,
+     MANY_KEYS, 8},
+    {"load of 1 block of 64 KiB", moves, &w.place[SMALL], RIG_LOAD, 1, 300},
+    {"dump of a block that is stored", moves, &w.place[SMALL], RIG_DUMP, 1, 300},
+    {"load of 16 MiB in 64 KiB", moves, &w.place[LARGE], RIG_LOAD, LARGE_BLOCKS, 3},
+    {"load of 8 MiB in 4 KiB", moves, &w.place[SMALL], RIG_LOAD, SMALL_BLOCKS, 3},
+    {"dump of 16 MiB in 64 KiB", dumps, &w.place[NEW_LARGE], RIG_DUMP, LARGE_BLOCKS, 3},
+    {"dump of 8 MiB in 4 KiB", dumps, &w.place[NEW_SMALL], RIG_DUMP, SMALL_BLOCKS, 3},
+    {"load of 16 MiB from NVMe", from_disk, &w.place[ON_DISK], RIG_LOAD, LARGE_BLOCKS, 2},
+    {"prefetch of 16 MiB", from_disk, &w.place[ON_DISK], RIG_PREFETCH, LARGE_BLOCKS, 2},
+    {.name = "restart until 4096 blocks on NVMe are found", .repeat_cb = restart},
+    {.name = "memory besides the arena", .repeat_cb = memory},
+    {.name = "keys of 4096 blocks", .repeat_cb = hash, .times = 3},
 };
 #define WORKS (sizeof works / sizeof works[0])
 
@@ -374,25 +326,17 @@ static int daemons_start(void)
 {
     static const char *const in_memory[] = {"arena.size=192MiB", "device.cpu_threads=1",
                                             "device.cuda=off", "log.level=error", NULL};
-    char paths[240];
-    const char *const on_disk[] = {"arena.size=64MiB",   "device.cpu_threads=1",
-                                   "device.cuda=off",    "log.level=error",
-                                   "nvme.size=128MiB",   paths,
-                                   "nvme.segment=16MiB", NULL};
 
-    snprintf(paths, sizeof paths, "nvme.paths=%s/nvme", w.disk_directory);
     if (daemon_start(&w.memory, in_memory) < 0 || daemon_wait(&w.memory, GATE_TIMEOUT_MS) < 0)
         return gate_fail("%s could not be started in %s", w.memory.path, w.memory_directory);
-    if (daemon_start(&w.disk, on_disk) < 0 || daemon_wait(&w.disk, GATE_TIMEOUT_MS) < 0)
-        return gate_fail("%s could not be started in %s", w.disk.path, w.disk_directory);
-    return 0;
+    return disk_daemon_start(&w.disk);
 }
 
 /* What `restart` finds; the daemon that stored it is stopped. */
 static int found_store(void)
 {
     struct place p = {0};
-    int rc = again_start();
+    int rc = disk_daemon_start(&w.again);
 
     if (rc == 0)
         rc = place_open(&p, &w.again, "again", FOUND_BLOCKS, SMALL_FRAGMENT, SMALL_FRAGMENT);
@@ -401,10 +345,7 @@ static int found_store(void)
     if (rc == 0)
         memcpy(w.found_keys, p.keys, (size_t)FOUND_BLOCKS * RIG_KEY_BYTES);
     place_close(&p);
-    if (w.again.pid > 0 && daemon_stop(&w.again) < 0 && rc == 0)
-        rc = gate_fail("a daemon did not stop in order");
-    w.again.pid = 0;
-    return rc;
+    return daemon_end(&w.again) < 0 ? -1 : rc;
 }
 
 static int directory_make(char *out, size_t n, const char *directory, const char *name)
@@ -421,24 +362,23 @@ static int directory_make(char *out, size_t n, const char *directory, const char
 static int places_open(void)
 {
     const struct {
-        struct place *place;
         const struct daemon *daemon;
         const char *model;
         uint32_t n, block, fragment;
         bool stored;
-    } all[] = {
-        {&w.large, &w.memory, "large", LARGE_BLOCKS, LARGE_BLOCK, LARGE_FRAGMENT, true},
-        {&w.small, &w.memory, "small", SMALL_BLOCKS, SMALL_BLOCK, SMALL_FRAGMENT, true},
-        {&w.tiny, &w.memory, "tiny", MANY_KEYS, TINY_BLOCK, TINY_BLOCK, true},
-        {&w.new_large, &w.memory, "new large", LARGE_BLOCKS, LARGE_BLOCK, LARGE_FRAGMENT, false},
-        {&w.new_small, &w.memory, "new small", SMALL_BLOCKS, SMALL_BLOCK, SMALL_FRAGMENT, false},
-        {&w.on_disk, &w.disk, "disk", LARGE_BLOCKS, LARGE_BLOCK, LARGE_FRAGMENT, true},
+    } all[PLACES] = {
+        [LARGE] = {&w.memory, "large", LARGE_BLOCKS, LARGE_BLOCK, LARGE_FRAGMENT, true},
+        [SMALL] = {&w.memory, "small", SMALL_BLOCKS, SMALL_BLOCK, SMALL_FRAGMENT, true},
+        [TINY] = {&w.memory, "tiny", MANY_KEYS, TINY_BLOCK, TINY_BLOCK, true},
+        [NEW_LARGE] = {&w.memory, "new large", LARGE_BLOCKS, LARGE_BLOCK, LARGE_FRAGMENT, false},
+        [NEW_SMALL] = {&w.memory, "new small", SMALL_BLOCKS, SMALL_BLOCK, SMALL_FRAGMENT, false},
+        [ON_DISK] = {&w.disk, "disk", LARGE_BLOCKS, LARGE_BLOCK, LARGE_FRAGMENT, true},
     };
 
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        if (place_open(all[i].place, all[i].daemon, all[i].model, all[i].n, all[i].block,
+    for (size_t i = 0; i < PLACES; i++)
+        if (place_open(&w.place[i], all[i].daemon, all[i].model, all[i].n, all[i].block,
                        all[i].fragment) < 0 ||
-            (all[i].stored && place_store(all[i].place, all[i].daemon == &w.disk) < 0))
+            (all[i].stored && place_store(&w.place[i], all[i].daemon == &w.disk) < 0))
             return -1;
     return 0;
 }
@@ -469,8 +409,8 @@ static int worker_open(const char *ucmd, const char *directory)
 static int answer(unsigned long number)
 {
     struct meter m = {0};
-    int rc =
-        number < WORKS ? works[number].repeat_cb(&m) : gate_fail("there is no case %lu", number);
+    int rc = number < WORKS ? works[number].repeat_cb(&m, &works[number])
+                            : gate_fail("there is no case %lu", number);
 
     if (rc == 0)
         printf("%.9g %.9g\n", samples_at(&m.walls, 0.5), m.cpu > 0 ? m.cpu / (double)m.walls.n : 0);
@@ -493,16 +433,9 @@ int main(int argc, char **argv)
         puts("");
     while (rc == 0 && fgets(line, sizeof line, stdin))
         rc = answer(strtoul(line, NULL, 10));
-    place_close(&w.large);
-    place_close(&w.small);
-    place_close(&w.tiny);
-    place_close(&w.new_large);
-    place_close(&w.new_small);
-    place_close(&w.on_disk);
-    if (w.memory.pid > 0 && daemon_stop(&w.memory) < 0 && rc == 0)
-        rc = gate_fail("a daemon did not stop in order");
-    if (w.disk.pid > 0 && daemon_stop(&w.disk) < 0 && rc == 0)
-        rc = gate_fail("a daemon did not stop in order");
+    for (size_t i = 0; i < PLACES; i++)
+        place_close(&w.place[i]);
+    rc |= daemon_end(&w.memory) | daemon_end(&w.disk);
     free(w.found_keys);
     free(w.tokens);
     free(w.hashed);
