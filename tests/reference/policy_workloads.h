@@ -227,62 +227,18 @@ static void batch(double begin, double end, double rate)
 
 /* ---- workloads ---- */
 
-static void make_chat(void)
-{
-    chat(0, HOUR, 1.6);
-}
-
-static void make_agents(void)
-{
-    agents(0, HOUR, 0.06);
-}
-
-static void make_few_shot(void)
-{
-    few_shot(0, HOUR, 2.5);
-}
-
-static void make_rag(void)
-{
-    rag(0, HOUR, 0.6);
-}
-
-static void make_batch(void)
-{
-    batch(0, HOUR, 0.8);
-    chat(0, HOUR, 0.8);
-}
-
-static void make_shift(void)
-{
-    chat(0, HOUR / 3, 1.6);
-    agents(HOUR / 4, 2 * HOUR / 3, 0.06);
-    batch(HOUR / 3, HOUR / 2, 1.5);
-    rag(HOUR / 2, HOUR, 0.6);
-    few_shot(2 * HOUR / 3, HOUR, 2);
-}
-
-static void make_tenants(void)
-{
-    chat(0, HOUR, 0.5);
-    agents(0, HOUR, 0.02);
-    rag(0, HOUR, 0.15);
-    few_shot(0, HOUR, 0.5);
-    batch(HOUR / 4, HOUR, 0.3);
-}
-
 /* The shape of a second production-like trace, of which only figures are known. It has 121,877
  * references to 43,924 blocks. After 1, 2, ... uses, 41.6, 84.1, 78.2, 73.4, 76.0, 68.5 % are used
  * again. Distances between uses are about exponential, of a fifth of all blocks. There are some 350
  * sessions at a time, each over its own text; the next one is random. */
-static void make_sessions(void)
+static void sessions(double begin, double end, double rate)
 {
-    enum { ACTIVE = 350, REQUESTS = 4000 };
+    enum { ACTIVE = 350 };
     static struct chain text[ACTIVE];
     static uint32_t left[ACTIVE];
 
     memset(left, 0, sizeof(left));
-    for (uint32_t i = 0; i < REQUESTS; i++) {
+    for (double t = begin; t < end; t += 1 / rate) {
         uint32_t s = between(0, ACTIVE - 1);
         struct chain c;
 
@@ -295,18 +251,38 @@ static void make_sessions(void)
         }
         c = text[s];
         grow(&c, between(2, 8));
-        at(i, c.id, c.n);
+        at(t, c.id, c.n);
         left[s]--;
     }
 }
 
+struct part {
+    void (*make)(double begin, double end, double rate);
+    double begin, end, rate;
+};
+
 static const struct {
     const char *name;
-    void (*make)(void);
+    struct part parts[6]; /* after the last, one without make */
 } workloads[] = {
-    {"chat", make_chat},   {"agents", make_agents},   {"few-shot", make_few_shot},
-    {"rag", make_rag},     {"batch", make_batch},     {"sessions", make_sessions},
-    {"shift", make_shift}, {"tenants", make_tenants},
+    {"chat", {{chat, 0, HOUR, 1.6}}},
+    {"agents", {{agents, 0, HOUR, 0.06}}},
+    {"few-shot", {{few_shot, 0, HOUR, 2.5}}},
+    {"rag", {{rag, 0, HOUR, 0.6}}},
+    {"batch", {{batch, 0, HOUR, 0.8}, {chat, 0, HOUR, 0.8}}},
+    {"sessions", {{sessions, 0, 4000, 1}}},
+    {"shift",
+     {{chat, 0, HOUR / 3, 1.6},
+      {agents, HOUR / 4, 2 * HOUR / 3, 0.06},
+      {batch, HOUR / 3, HOUR / 2, 1.5},
+      {rag, HOUR / 2, HOUR, 0.6},
+      {few_shot, 2 * HOUR / 3, HOUR, 2}}},
+    {"tenants",
+     {{chat, 0, HOUR, 0.5},
+      {agents, 0, HOUR, 0.02},
+      {rag, 0, HOUR, 0.15},
+      {few_shot, 0, HOUR, 0.5},
+      {batch, HOUR / 4, HOUR, 0.3}}},
 };
 
 static int by_time(const void *a, const void *b)
@@ -340,7 +316,8 @@ static int workload_make(const char *name, unsigned long seed)
         if (strcmp(workloads[i].name, name) != 0)
             continue;
         seed_state = seed * UINT64_C(0x2545f4914f6cdd1d) + i;
-        workloads[i].make();
+        for (const struct part *p = workloads[i].parts; p->make; p++)
+            p->make(p->begin, p->end, p->rate);
         sort_by_time();
         free(when_at);
         when_at = NULL;
