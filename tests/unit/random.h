@@ -15,12 +15,17 @@ static inline uint64_t random_seed(uint64_t usual)
     return text ? strtoull(text, NULL, 0) : usual;
 }
 
+static inline uint64_t random_next(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
 static inline uint32_t below(uint32_t n)
 {
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return (uint32_t)(random_state >> 11) % n;
+    return (uint32_t)(random_next(&random_state) >> 11) % n;
 }
 
 #endif

@@ -117,49 +117,9 @@ Test(arena, large_ones_of_any_slab)
     cr_expect_eq(arena_new(&loop, &c, &arena), -EINVAL, "16 TiB: more than slots have names");
 }
 
-Test(arena, grows_behind)
-{
-    slot_ref slot;
-    uv_async_t keep; /* growing alone keeps no loop alive */
-
-    open_arena(16 * MIB, true);
-    cr_assert_eq(uv_async_init(&loop, &keep, NULL), 0);
-    for (int i = 0; i < 5000 && arena_bytes_ready(arena) < 16 * MIB; i++) {
-        uv_run(&loop, UV_RUN_NOWAIT);
-        slot = arena_alloc(arena, MIB, 1, NUMA_NONE);
-        cr_assert_eq(slot != 0, arena_bytes_ready(arena) > 0, "only what is ready is handed out");
-        if (slot) {
-            memset(arena_memory(arena, slot, NULL), 1, MIB);
-            arena_slot_free(arena, slot);
-        }
-        uv_sleep(1);
-    }
-    cr_expect_eq(arena_bytes_ready(arena), 16 * MIB);
-    cr_expect_eq(ready_n, 16u);
-    uv_close((uv_handle_t *)&keep, NULL);
-    uv_run(&loop, UV_RUN_NOWAIT);
-}
-
 Test(arena, closed_while_it_grows)
 {
     open_arena(256 * MIB, true);
-}
-
-Test(arena, an_empty_slab_takes_another_size)
-{
-    slot_ref small[256], big;
-
-    open_arena(MIB, false);
-    for (int i = 0; i < 256; i++)
-        cr_assert_neq(small[i] = arena_alloc(arena, 4096, 0, NUMA_NONE), 0u);
-    cr_expect_eq(arena_alloc(arena, 8192, 0, NUMA_NONE), 0u);
-    for (int i = 0; i < 255; i++)
-        arena_slot_free(arena, small[i]);
-    cr_expect_eq(arena_alloc(arena, 8192, 0, NUMA_NONE), 0u, "one slot holds the slab");
-    arena_slot_free(arena, small[255]);
-    big = arena_alloc(arena, 8192, 0, NUMA_NONE);
-    cr_assert_neq(big, 0u);
-    cr_expect_eq(arena_slot_bytes(arena, big), 8192u);
 }
 
 /* ---- owners ---- */
@@ -168,7 +128,7 @@ struct visit {
     slot_ref slot[256];
     uint64_t seen[256];
     uint32_t n;
-    bool frees, twins;
+    bool twins;
 };
 
 static bool visit_cb(void *ctx, uint64_t owner)
@@ -178,8 +138,7 @@ static bool visit_cb(void *ctx, uint64_t owner)
     cr_assert(owner < 256 && !v->seen[owner], "owner %llu", (unsigned long long)owner);
     v->seen[owner] = 1;
     v->n++;
-    if (v->frees)
-        arena_slot_free(arena, v->slot[owner]);
+    arena_slot_free(arena, v->slot[owner]);
     if (v->twins && owner + 1 < 256 && v->slot[owner + 1]) {
         arena_slot_free(arena, v->slot[owner + 1]);
         v->slot[owner + 1] = 0;
@@ -187,30 +146,22 @@ static bool visit_cb(void *ctx, uint64_t owner)
     return true;
 }
 
-Test(arena, owners_of_an_slab_may_be_emptied_on_the_way)
+/* Blocks of several parts have twins: the visit of one slot may free its neighbour, too. */
+Test(arena, owners_of_a_slab_may_be_emptied_on_the_way)
 {
-    struct visit v = {.frees = true};
+    for (unsigned twins = 0; twins < 2; twins++) {
+        struct visit v = {.twins = twins};
 
-    open_arena(2 * MIB, false);
-    for (uint64_t i = 0; i < 4; i++)
-        v.slot[i] = arena_alloc(arena, MIB / 4, i, NUMA_NONE);
-    cr_assert_neq(arena_alloc(arena, MIB / 4, 77, NUMA_NONE), 0u, "in the other slab");
-    arena_slab_owners(arena, arena_slab_of(arena, v.slot[0]), visit_cb, &v);
-    cr_expect_eq(v.n, 4u);
-    cr_expect_eq(arena_bytes_used(arena), MIB / 4);
-}
-
-/* Blocks of several parts do this: the visit of one slot may free its neighbour, too. */
-Test(arena, a_slot_that_went_with_another_is_not_visited)
-{
-    struct visit v = {.frees = true, .twins = true};
-
-    open_arena(MIB, false);
-    for (uint64_t i = 0; i < 4; i++)
-        v.slot[i] = arena_alloc(arena, MIB / 4, i, NUMA_NONE);
-    arena_slab_owners(arena, arena_slab_of(arena, v.slot[0]), visit_cb, &v);
-    cr_expect_eq(v.n, 2u);
-    cr_expect_eq(arena_bytes_used(arena), 0u);
+        ready_n = 0;
+        open_arena(2 * MIB, false);
+        for (uint64_t i = 0; i < 4; i++)
+            v.slot[i] = arena_alloc(arena, MIB / 4, i, NUMA_NONE);
+        cr_assert_neq(arena_alloc(arena, MIB / 4, 77, NUMA_NONE), 0u, "in the other slab");
+        arena_slab_owners(arena, arena_slab_of(arena, v.slot[0]), visit_cb, &v);
+        cr_expect_eq(v.n, twins ? 2u : 4u);
+        cr_expect_eq(arena_bytes_used(arena), MIB / 4);
+        close_arena();
+    }
 }
 
 /* ---- random ops ---- */

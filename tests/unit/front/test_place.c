@@ -229,16 +229,6 @@ static pid_t connected_and_gone(void)
     return child;
 }
 
-Test(place, a_process_that_has_gone_is_not_known)
-{
-    struct ucred cred;
-    pid_t gone = connected_and_gone();
-
-    cr_assert_eq(found_place(&cred), PLACE_UNKNOWN);
-    cr_assert_eq(cred.pid, gone);
-    cr_assert_eq(cgroup[0], '\0');
-}
-
 Test(place, whoever_gets_its_number_is_not_taken_for_it)
 {
     pid_t gone = connected_and_gone(), other;
@@ -299,14 +289,18 @@ Test(place, the_longest_cgroup_decides_before_the_uid)
     config_free(&config);
 }
 
-Test(place, where_cgroups_decide_a_peer_without_one_is_turned_away)
+Test(place, where_cgroups_decide_a_peer_that_has_gone_is_turned_away)
 {
     struct config_error e;
     struct ucm_error why;
     struct peer peer;
+    struct ucred cred;
+    pid_t gone = connected_and_gone();
 
+    cr_assert_eq(found_place(&cred), PLACE_UNKNOWN);
+    cr_assert_eq(cred.pid, gone);
+    cr_assert_eq(cgroup[0], '\0');
     config_init(&config);
-    connected_and_gone();
     cr_assert_eq(peer_identify(ends[0], &config, &peer, &why), 0);
     cr_assert(!peer.admin, "its uid is the daemon's, but nobody knows where it ran");
     cr_assert_eq(config_set(&config, "tenants=a cgroup:/a", &e), 0, "%s", e.text);

@@ -97,14 +97,16 @@ static void counted_init(struct counted *c, struct summary_queue *queue)
                                   .queue = queue};
 }
 
-Test(summary_pool, every_piece_of_every_phase_runs_once)
+/* Slow ones, too, even if there is no other thread. */
+static void expect_each_piece_once(unsigned threads)
 {
     enum { JOBS = 8 };
     static struct counted jobs[JOBS];
 
-    open_pool(4);
+    open_pool(threads);
     for (unsigned i = 0; i < JOBS; i++) {
         counted_init(&jobs[i], i % 3 ? &queues[i % 2] : NULL);
+        jobs[i].job.slow = i == 1;
         summary_pool_submit(pool, &jobs[i].job, PIECES);
     }
     for (unsigned i = 0; i < JOBS; i++) {
@@ -115,6 +117,12 @@ Test(summary_pool, every_piece_of_every_phase_runs_once)
             cr_assert_eq(atomic_load(&jobs[i].ran[piece]), PHASES);
     }
     close_pool();
+}
+
+Test(summary_pool, every_piece_of_every_phase_runs_once)
+{
+    expect_each_piece_once(4);
+    expect_each_piece_once(1);
 }
 
 struct ordered {
@@ -222,21 +230,6 @@ Test(summary_pool, slow_pieces_leave_a_thread_to_the_others)
     }
     while (ordered_done < 4)
         uv_run(&loop, UV_RUN_ONCE);
-    close_pool();
-}
-
-/* There is no other thread: they run all the same. */
-Test(summary_pool, slow_pieces_run_on_one_thread_too)
-{
-    static struct counted c;
-
-    open_pool(1);
-    counted_init(&c, &queues[0]);
-    c.job.slow = true;
-    summary_pool_submit(pool, &c.job, PIECES);
-    while (!c.done)
-        uv_run(&loop, UV_RUN_ONCE);
-    cr_expect_eq(c.phase, PHASES);
     close_pool();
 }
 
@@ -484,8 +477,6 @@ Test(summary_pool, selections_do_not_depend_on_threads)
             }
         close_pool();
     }
-    for (uint32_t i = 0; i < BLOCKS; i++)
-        free((void *)(uintptr_t)summaries[i]);
 }
 
 Test(summary_pool, the_first_value_that_is_not_finite_is_told)
@@ -500,8 +491,6 @@ Test(summary_pool, the_first_value_that_is_not_finite_is_told)
     run_select(&r);
     cr_expect_eq(atomic_load(&r.s.bad), 3u * Q_HEADS * DIM + 9);
     close_pool();
-    for (uint32_t i = 0; i < BLOCKS; i++)
-        free((void *)(uintptr_t)summaries[i]);
 }
 
 /* Rows whose choices are cut into pieces, between others: 0 blocks, few, and just as many as one piece
@@ -563,6 +552,4 @@ Test(summary_pool, long_choices_are_those_of_one_piece)
                     long_select(&r, heads, policy);
         close_pool();
     }
-    for (uint32_t i = 0; i < BLOCKS; i++)
-        free((void *)(uintptr_t)summaries[i]);
 }

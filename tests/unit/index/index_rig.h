@@ -5,6 +5,7 @@
 #include "daemon/index/internal.h"
 #include "proto/errors.h"
 #include "tests/unit/index/index_secret.h"
+#include "tests/unit/random.h"
 
 #include <criterion/criterion.h>
 
@@ -89,14 +90,6 @@ static inline uint32_t number_of(const struct block *b)
 
     memcpy(&number, b->key, sizeof(number));
     return number;
-}
-
-static inline uint64_t random_next(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
 }
 
 static inline uint32_t ns_count(void)

@@ -1,5 +1,6 @@
 /* The learner finds from references alone which blocks deserve more time than LRU gives them. */
 #include "daemon/learn/learn.h"
+#include "tests/unit/random.h"
 
 #include <criterion/criterion.h>
 
@@ -103,9 +104,7 @@ Test(learner, any_size_in_any_order)
     uint64_t r = 88172645463325252u, in_dram = 1;
 
     for (uint32_t i = 0; i < 2000000; i++) {
-        r ^= r << 13;
-        r ^= r >> 7;
-        r ^= r << 17;
+        random_next(&r);
         if (i % 1000 == 0)
             in_dram = r % 3 == 0 ? in_dram / 4 + 1 : in_dram * 2 % (UINT64_C(1) << 26) + 1;
         learner_reference(l, hash_of(r % 5 == 0 ? r : r % 20000), (uint32_t)(r >> 40) % 20,

@@ -2,6 +2,7 @@
  * a hostile daemon. test_lookup_table_model.c has all orders of a few steps. */
 /* Sanitizers: thread */
 #include "daemon/lookup_table/table.h"
+#include "tests/unit/random.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -77,14 +78,6 @@ static uint8_t find(uint64_t number)
 }
 
 /* ---- what is set is found ---- */
-
-static uint64_t random_next(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
 
 #define NUMBERS 4096u
 

@@ -1,14 +1,9 @@
 /* The eviction policy: what goes first, and that everything goes in the end. */
 #include "daemon/index/policy.h"
-#include "tests/unit/index/index_secret.h"
-
-#include <criterion/criterion.h>
-
-#include <string.h>
+#include "tests/unit/index/index_rig.h"
 
 #define N 4096
 
-static struct index *ix;
 static uint32_t outside;
 static struct ns *ns;
 static struct policy *p;
@@ -16,46 +11,26 @@ static bool pinned[N];
 
 static void setup(void)
 {
-    static const uint32_t layers = 1;
-    struct ns_identity id = {"t", "m", "", "d", "l", 16, 32, 1, &layers, 4096, NULL, 0};
+    struct ns_identity id = identity();
 
-    cr_assert_eq(index_new(N, 1, &ix), 0);
-    index_secret_fix(ix);
-    cr_assert_eq(index_ns_open(ix, &id, NULL, &ns, NULL), 0);
+    index_again(N, 1);
+    ns = open_ns(&id);
     cr_assert_eq(policy_new(ix, 256, &p), 0);
 }
 
 static void teardown(void)
 {
     policy_free(p);
-    index_free(ix);
+    index_end();
 }
 
 TestSuite(policy, .init = setup, .fini = teardown);
 
-static void key_make(uint8_t key[UCM_MAX_KEY_BYTES], uint32_t number)
-{
-    memset(key, 0, UCM_MAX_KEY_BYTES);
-    memcpy(key, &number, sizeof(number));
-}
-
-static uint32_t number_of(block_ref ref)
-{
-    uint32_t number;
-
-    memcpy(&number, index_block(ix, ref)->key, sizeof(number));
-    return number;
-}
-
 /* A block in the index and in DRAM. */
-static block_ref add(uint32_t number)
+static block_ref bring(uint32_t number)
 {
-    uint8_t key[UCM_MAX_KEY_BYTES];
-    block_ref ref;
+    block_ref ref = add(ns, number);
 
-    key_make(key, number);
-    ref = index_insert(ix, ns, key);
-    cr_assert_neq(ref, 0);
     policy_insert(p, ref);
     cr_assert(index_block(ix, ref)->flags & BLOCK_IN_POLICY);
     return ref;
@@ -75,7 +50,7 @@ static unsigned unpinned_cb(void *ctx, block_ref ref)
 {
     if (ctx)
         ++*(uint32_t *)ctx;
-    return pinned[number_of(ref)] ? PINNED : POLICY_CANDIDATES;
+    return pinned[number_of(index_block(ix, ref))] ? PINNED : POLICY_CANDIDATES;
 }
 
 static block_ref victim(unsigned (*judge)(void *ctx, block_ref ref), void *ctx, int64_t looks)
@@ -94,28 +69,11 @@ static void drop(block_ref ref, bool evicted)
 static uint32_t evict(void)
 {
     block_ref ref = victim(any_cb, NULL, 1);
-    uint32_t number = ref ? number_of(ref) : N;
+    uint32_t number = ref ? number_of(index_block(ix, ref)) : N;
 
     if (ref)
         drop(ref, true);
     return number;
-}
-
-Test(policy, has_a_name_and_starts_empty)
-{
-    cr_assert_neq(policy_name()[0], '\0');
-    cr_assert_eq(policy_count(p), 0);
-    cr_assert_eq(victim(any_cb, NULL, 10), 0);
-    policy_free(NULL);
-}
-
-Test(policy, an_inserted_chain_goes_tail_first)
-{
-    for (uint32_t i = 0; i < 10; i++)
-        add(i);
-    for (uint32_t i = 10; i-- > 0;)
-        cr_assert_eq(evict(), i);
-    cr_assert_eq(evict(), N);
 }
 
 Test(policy, a_touched_chain_goes_tail_first)
@@ -123,7 +81,7 @@ Test(policy, a_touched_chain_goes_tail_first)
     block_ref refs[11];
 
     for (uint32_t i = 10; i-- > 0;)
-        refs[i + (i > 4)] = add(i);
+        refs[i + (i > 4)] = bring(i);
     refs[5] = 0; /* a gap is passed over */
     policy_touch(p, refs, 11, &outside);
     for (uint32_t i = 10; i-- > 0;)
@@ -136,12 +94,12 @@ Test(policy, a_chain_that_was_found_in_part_goes_tail_first)
     block_ref head[4];
 
     for (uint32_t i = 0; i < 4; i++)
-        head[i] = add(i);
+        head[i] = bring(i);
     for (uint32_t i = 100; i < 164; i++)
-        add(i);
+        bring(i);
     policy_touch(p, head, 4, &outside);
     for (uint32_t i = 4; i < 8; i++)
-        add(i);
+        bring(i);
     for (uint32_t i = 100; i < 164; i++)
         cr_assert_geq(evict(), 100);
     for (uint32_t i = 8; i-- > 0;)
@@ -153,10 +111,10 @@ Test(policy, the_chain_that_was_used_last_stays_longest)
     block_ref a[4], b[4];
 
     for (uint32_t i = 0; i < 4; i++)
-        a[i] = add(i);
+        a[i] = bring(i);
     policy_touch(p, a, 4, &outside);
     for (uint32_t i = 0; i < 4; i++)
-        b[i] = add(10 + i);
+        b[i] = bring(10 + i);
     policy_touch(p, b, 4, &outside);
     policy_touch(p, a, 4, &outside);
     for (uint32_t i = 0; i < 4; i++)
@@ -168,10 +126,10 @@ Test(policy, the_chain_that_was_used_last_stays_longest)
 /* Blocks come in without end. The one that is used now and then survives; the others do not. */
 Test(policy, a_used_block_outlives_a_scan)
 {
-    block_ref used = add(0);
+    block_ref used = bring(0);
 
     for (uint32_t i = 1; i < 3000; i++) {
-        add(i);
+        bring(i);
         if (i % 20 == 0)
             policy_touch(p, &used, 1, &outside);
         if (policy_count(p) > 64)
@@ -182,17 +140,17 @@ Test(policy, a_used_block_outlives_a_scan)
 
 Test(policy, a_block_that_is_used_no_more_goes_at_last)
 {
-    block_ref hot = add(0);
+    block_ref hot = bring(0);
     uint32_t i = 1;
 
     for (; i < 500; i++) {
-        add(i);
+        bring(i);
         policy_touch(p, &hot, 1, &outside);
         if (policy_count(p) > 32)
             cr_assert_neq(evict(), 0);
     }
     for (; i < 3000; i++) {
-        add(i);
+        bring(i);
         if (evict() == 0)
             return;
     }
@@ -202,10 +160,10 @@ Test(policy, a_block_that_is_used_no_more_goes_at_last)
 Test(policy, a_block_that_comes_back_counts_as_used)
 {
     for (uint32_t i = 0; i < 20; i++)
-        add(i);
+        bring(i);
     for (uint32_t i = 0; i < 20; i++)
         evict();
-    cr_assert_eq(policy_heat(index_block(ix, add(7))), 1);
+    cr_assert_eq(policy_heat(index_block(ix, bring(7))), 1);
 }
 
 /* Twenty blocks, numbered from `first`, fill DRAM and leave. Returns how many were known. */
@@ -214,7 +172,7 @@ static uint32_t come_and_go(uint32_t first)
     uint32_t known = 0;
 
     for (uint32_t i = 0; i < 20; i++)
-        known += policy_heat(index_block(ix, add(first + i))) > 0;
+        known += policy_heat(index_block(ix, bring(first + i))) > 0;
     for (uint32_t i = 0; i < 20; i++)
         evict();
     return known;
@@ -238,7 +196,7 @@ Test(policy, the_head_of_a_chain_that_comes_back_counts_as_often_as_its_tail)
     block_ref refs[8];
 
     for (uint32_t i = 0; i < 4; i++)
-        add(i);
+        bring(i);
     for (uint32_t i = 0; i < 4; i++)
         evict();
     for (uint32_t i = 0; i < 8; i++) {
@@ -272,9 +230,9 @@ Test(policy, learns_to_keep_what_comes_back)
             if (set[i])
                 policy_touch(p, &set[i], 1, &outside);
             else
-                set[i] = add(number);
+                set[i] = bring(number);
             for (uint32_t k = 0; k < BETWEEN; k++, other = other + 1 < N ? other + 1 : SET)
-                add(other);
+                bring(other);
             while (policy_count(p) > CAPACITY)
                 if ((number = evict()) < SET)
                     set[number] = 0;
@@ -285,10 +243,10 @@ Test(policy, learns_to_keep_what_comes_back)
 
 Test(policy, a_block_that_stays_on_a_slower_tier_keeps_its_heat)
 {
-    block_ref ref = add(0);
+    block_ref ref = bring(0);
 
     for (uint32_t i = 1; i < 100; i++) {
-        add(i);
+        bring(i);
         policy_touch(p, &ref, 1, &outside);
     }
     cr_assert_eq(policy_heat(index_block(ix, ref)), 3);
@@ -303,28 +261,18 @@ Test(policy, lookup_and_load_are_one_use)
     block_ref before = 0, ref;
 
     for (uint32_t i = 1; i <= 256; i++)
-        before = add(i);
+        before = bring(i);
     policy_touch(p, &before, 1, &outside); /* another request: what comes next is of its time */
-    ref = add(0);
+    ref = bring(0);
     cr_assert_eq(policy_heat(index_block(ix, ref)), 0);
     for (int i = 0; i < 10; i++)
         policy_touch(p, &ref, 1, &outside);
     cr_assert_eq(policy_heat(index_block(ix, ref)), 0);
     for (uint32_t i = 257; i <= 512; i++)
-        add(i);
+        bring(i);
     for (int i = 0; i < 10; i++)
         policy_touch(p, &ref, 1, &outside);
     cr_assert_eq(policy_heat(index_block(ix, ref)), 1);
-}
-
-Test(policy, what_is_not_in_it_is_not_touched)
-{
-    block_ref ref = add(0);
-
-    policy_remove(p, ref, false);
-    policy_touch(p, &ref, 1, &outside);
-    cr_assert_eq(policy_count(p), 0);
-    cr_assert_eq(victim(any_cb, NULL, 1), 0);
 }
 
 /* A search looks at each pinned block once and puts it aside. No search meets it again until it
@@ -335,7 +283,7 @@ Test(policy, the_pinned_are_looked_at_once)
 
     memset(pinned, 0, sizeof(pinned));
     for (uint32_t i = 0; i < 2000; i++) {
-        add(i);
+        bring(i);
         pinned[i] = i % 10 != 3; /* nine in ten */
     }
     for (uint32_t got = 0; got < 200;) {
@@ -343,7 +291,7 @@ Test(policy, the_pinned_are_looked_at_once)
 
         if (!ref)
             continue;
-        cr_assert(!pinned[number_of(ref)]);
+        cr_assert(!pinned[number_of(index_block(ix, ref))]);
         drop(ref, true);
         got++;
     }
@@ -363,12 +311,12 @@ Test(policy, what_comes_back_leaves_next)
 
     memset(pinned, 0, sizeof(pinned));
     for (uint32_t i = 0; i < 10; i++) {
-        refs[i] = add(i);
+        refs[i] = bring(i);
         pinned[i] = i >= 4 && i < 8;
     }
     cr_expect_eq(evict(), 9u);
     cr_expect_eq(evict(), 8u);
-    cr_expect_eq(number_of(victim(unpinned_cb, NULL, 100)), 3u);
+    cr_expect_eq(number_of(index_block(ix, victim(unpinned_cb, NULL, 100))), 3u);
     for (uint32_t i = 4; i < 8; i++)
         cr_expect_eq(policy_list(index_block(ix, refs[i])), PINNED);
     policy_move(p, refs[4], POLICY_CANDIDATES); /* head first, as a request lets go of its blocks */
@@ -405,7 +353,7 @@ static void random_step(uint64_t r)
     case 2:
         if (in_dram[number])
             return;
-        in_dram[number] = add(number);
+        in_dram[number] = bring(number);
         in_dram_n++;
         return;
     case 3:
@@ -431,7 +379,7 @@ static void random_step(uint64_t r)
         ref = victim(unpinned_cb, NULL, 64);
         if (!ref)
             return;
-        number = number_of(ref);
+        number = number_of(index_block(ix, ref));
         cr_assert_eq(in_dram[number], ref);
         cr_assert(!pinned[number]);
         drop(ref, true);
@@ -445,9 +393,7 @@ Test(policy, random_operations_lose_nothing)
     uint64_t r = 88172645463325252u;
 
     for (uint32_t step = 0; step < 200000; step++) {
-        r ^= r << 13;
-        r ^= r >> 7;
-        r ^= r << 17;
+        random_next(&r);
         random_step(r >> 11);
         cr_assert_eq(policy_count(p), in_dram_n);
     }

@@ -202,8 +202,9 @@ static inline void result_of(uint32_t msgid, const struct proto_message *m, void
 /* ---- keys ---- */
 
 #define KEYS_MAX 64
+#define CHAIN_MAX 600
 
-static uint8_t keys[KEYS_MAX * 16];
+static uint8_t keys[CHAIN_MAX * 16];
 
 /* Keys of rig.one: numbers from `first` on. */
 static inline struct proto_bin chain(uint64_t first, uint32_t n)

@@ -66,6 +66,15 @@ static inline void close_all(void)
     cr_expect_eq(rig.metrics.summaries_held_bytes, 0u);
 }
 
+/* Writes end, and what waited for them goes on. */
+static inline void written(void)
+{
+    for (int i = 0; i < 10; i++) {
+        tier_finish();
+        turns_pass();
+    }
+}
+
 /* Blocks 1 to n of rig.one in DRAM, not held. */
 static inline void store_base(uint32_t n)
 {
@@ -166,15 +175,21 @@ static inline uint32_t sequence_of(uint32_t n)
     return name;
 }
 
-static inline uint32_t append_same(uint32_t name, uint32_t n)
+/* Block 1, n times; returns before the append has ended, if n is large. */
+static inline uint32_t append_same_begin(uint32_t name, uint32_t n)
 {
-    static uint8_t same[2000 * 16];
+    static uint8_t same[UCM_MAX_KEYS * 16];
     struct msg_sequence_append m = {.sequence = name, .keys = {same, 16 * n}};
-    uint32_t msgid;
 
     for (uint32_t i = 0; i < n; i++)
         memcpy(same + 16 * i, chain(1, 1).p, 16);
-    msgid = call(UCM_METHOD_SEQUENCE_APPEND, &proto_sequence_append, &m);
+    return call(UCM_METHOD_SEQUENCE_APPEND, &proto_sequence_append, &m);
+}
+
+static inline uint32_t append_same(uint32_t name, uint32_t n)
+{
+    uint32_t msgid = append_same_begin(name, n);
+
     turns_pass();
     return msgid;
 }

@@ -109,13 +109,8 @@ Test(summary_sequence, a_block_evicted_by_name_is_left_out)
  * event loop. */
 Test(summary_sequence, a_long_sequence_ends_in_turns)
 {
-    static uint8_t same[UCM_MAX_KEYS * 16];
-    uint32_t name = sequence_of(1), msgid = 0, closed;
-    struct msg_sequence_append m = {.sequence = name, .keys = {same, sizeof(same)}};
+    uint32_t name = sequence_of(1), msgid = append_same_begin(name, UCM_MAX_KEYS), closed;
 
-    for (uint32_t i = 0; i < UCM_MAX_KEYS; i++)
-        memcpy(same + 16 * i, chain(1, 1).p, 16);
-    msgid = call(UCM_METHOD_SEQUENCE_APPEND, &proto_sequence_append, &m);
     cr_expect_null(answer_of(msgid), "the next iterations");
     turns_pass();
     cr_expect_eq(appended(msgid).blocks, 1u + UCM_MAX_KEYS);
@@ -128,13 +123,7 @@ Test(summary_sequence, a_long_sequence_ends_in_turns)
 
 Test(summary_sequence, a_long_sequence_ends_with_its_connection)
 {
-    static uint8_t same[UCM_MAX_KEYS * 16];
-    struct msg_sequence_append m = {.sequence = sequence_of(1), .keys = {same, sizeof(same)}};
-
-    for (uint32_t i = 0; i < UCM_MAX_KEYS; i++)
-        memcpy(same + 16 * i, chain(1, 1).p, 16);
-    call(UCM_METHOD_SEQUENCE_APPEND, &proto_sequence_append, &m);
-    turns_pass();
+    append_same(sequence_of(1), UCM_MAX_KEYS);
     for (int i = 0; i < 20; i++)
         open_sequence();
     hang_up();

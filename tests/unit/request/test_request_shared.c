@@ -61,18 +61,6 @@ Test(request_shared, a_prefix_goes_on_where_this_host_ends)
     cr_expect_eq(shared.lookups, 1u, "it is known now");
 }
 
-Test(request_shared, others_are_answered_while_one_waits)
-{
-    uint32_t slow = lookup(100, 4, false, 0), fast;
-
-    drop(store(rig.one, 1));
-    fast = lookup(1, 1, false, 0);
-    cr_expect_eq(lookup_result(fast).hits, 1u);
-    cr_expect_null(answer_of(slow));
-    lookup_ends(0);
-    cr_expect_eq(lookup_result(slow).hits, 0u);
-}
-
 /* A lookup waits as long as the caller says, at most shared.lookup_timeout. For a caller that asks
  * again for the answer, the bound is shared.timeout. */
 Test(request_shared, who_waits_how_long)
@@ -156,13 +144,6 @@ Test(request_shared, past_the_limit_of_requests_it_tells_what_is_here)
     cr_expect_eq(rig.metrics.requests_failed, 0u);
 }
 
-Test(request_shared, a_daemon_that_stops_asks_nobody)
-{
-    requests_drain(door.requests);
-    cr_expect_eq(lookup_result(lookup(1, 3, false, 0)).hits, 0u);
-    cr_expect_eq(shared.lookups, 0u);
-}
-
 Test(request_shared, where_not_all_have_room_the_head_of_the_chain_stays)
 {
     uint32_t id;
@@ -240,6 +221,7 @@ Test(request_shared, a_shared_tier_that_can_not_be_asked_keeps_nobody_waiting)
     shared.lookup_error = 0;
     requests_drain(door.requests);
     cr_expect_not(look(UCM_LOOKUP_LATER, 1, 2, false).pending);
+    cr_expect_eq(lookup_result(lookup(1, 2, false, 0)).hits, 0u);
     cr_expect_eq(shared.lookups, 0u);
 }
 
@@ -280,17 +262,11 @@ Test(request_shared, and_so_does_one_in_two_namespaces)
 
 /* ---- prefetch ---- */
 
-static uint32_t prefetch(uint64_t first, uint32_t n)
-{
-    struct msg_prefetch m = {.ns = rig.one->id, .keys = chain(first, n)};
-
-    return call(UCM_METHOD_PREFETCH, &proto_prefetch, &m);
-}
-
 Test(request_shared, a_prefetch_that_is_stopped_while_it_asks_moves_nothing)
 {
+    struct msg_prefetch m = {.ns = rig.one->id, .keys = chain(1, 2)};
+    uint32_t id = call(UCM_METHOD_PREFETCH, &proto_prefetch, &m);
     struct msg_blocks_r r;
-    uint32_t id = prefetch(1, 2);
 
     call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = id});
     result_of(id, &proto_blocks_r, &r);

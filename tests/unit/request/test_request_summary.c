@@ -74,26 +74,20 @@ Test(summaries, a_deadline_ends_the_waiting_not_the_build)
 Test(summaries, a_build_waits_for_a_slot)
 {
     block_ref held[8];
-    struct waiter w[8];
     uint32_t msgid;
 
     /* All slots are of the base's size and in use. */
     for (unsigned i = 0; i < 8; i++) {
         held[i] = store(rig.one, 1 + i);
-        cr_assert_eq(get(&w[i], held[i], 0), CACHE_READY);
+        use(held[i], 0);
     }
     msgid = build(1, 1);
     turns_pass();
     cr_expect_null(answer_of(msgid));
     cr_expect(list_empty(&pool.jobs));
-    for (unsigned i = 0; i < 8; i++) {
-        cache_put(rig.cache, held[i], 0);
-        drop(held[i]);
-    }
-    for (int i = 0; i < 10; i++) {
-        tier_finish();
-        turns_pass();
-    }
+    for (unsigned i = 0; i < 8; i++)
+        put_and_drop(held[i], 0);
+    written();
     work();
     cr_expect(statuses(msgid, 1, UCM_BLOCK_OK));
 }
@@ -178,10 +172,7 @@ Test(summaries, nobody_waits_for_the_end_of_a_hold)
     build(1, 2);
     work();
     cr_expect_eq(appended(append(name, 1, 2, false)).summaries, 2u);
-    for (int i = 0; i < 10; i++) {
-        tier_finish();
-        turns_pass();
-    }
+    written();
     cr_expect_eq(rig.cache->users, 0u);
     ask(&a);
     cr_expect_not(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));

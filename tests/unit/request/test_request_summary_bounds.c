@@ -186,10 +186,7 @@ Test(summaries_full, nor_one_that_an_append_found)
     store_base(2);
     build(2, 1);
     work();
-    for (int i = 0; i < 10; i++) {
-        tier_finish();
-        turns_pass();
-    }
+    written();
     ref = find(derived, 2);
     cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
     store(rig.one, 3); /* it stays, and the index is full */

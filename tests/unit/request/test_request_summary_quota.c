@@ -10,35 +10,19 @@ static void give_most(uint64_t bytes)
     cache_tenants_changed(rig.cache);
 }
 
-static void written(void)
-{
-    for (int i = 0; i < 10; i++) {
-        tier_finish();
-        turns_pass();
-    }
-}
-
 static block_ref held[2];
 
 /* Blocks 1 and 2, which are in use, fill the tenant's maximum. */
 static void open_at_most(void)
 {
-    struct waiter w;
-
     open_all();
     for (unsigned i = 0; i < 2; i++) {
         held[i] = store(rig.one, 1 + i);
-        cr_assert_eq(get(&w, held[i], 0), CACHE_READY);
+        use(held[i], 0);
     }
     written();
     give_most(2 * SLOT);
     turns_pass();
-}
-
-static void let_go(unsigned i)
-{
-    cache_put(rig.cache, held[i], 0);
-    drop(held[i]);
 }
 
 TestSuite(summary_shares, .init = open_all, .fini = close_all);
@@ -60,14 +44,14 @@ Test(summary_quota, a_build_waits_for_its_tenants_own_blocks)
     other = call(UCM_METHOD_SUMMARY_BUILD, &proto_summary_build, &m);
     work();
     cr_expect(statuses(other, 1, UCM_BLOCK_OK), "nobody waits after them");
-    let_go(1);
+    put_and_drop(held[1], 0);
     turns_pass();
     work();
     written();
     work();
     cr_expect(statuses(first, 1, UCM_BLOCK_OK));
     cr_expect_null(answer_of(second), "its own block went for the first one's summary");
-    let_go(0);
+    put_and_drop(held[0], 0);
     turns_pass();
     written();
     work();
@@ -103,8 +87,8 @@ Test(summary_quota, what_is_stored_goes_without_its_summary)
     cr_expect_eq(rig.metrics.summaries_skipped, skipped + 1);
     cr_expect_eq(rig.metrics.summaries_built, 1u, "the other tenant's");
     cr_expect_leq(rig.one->tenant->dram_bytes, 3 * SLOT);
-    let_go(0);
-    let_go(1);
+    put_and_drop(held[0], 0);
+    put_and_drop(held[1], 0);
 }
 
 /* The summary can't be read, and the blocks to build it from find no room. The request is answered
