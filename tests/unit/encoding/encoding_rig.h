@@ -12,6 +12,7 @@
 
 #define RIG_FN static inline __attribute__((unused))
 
+static const uint32_t rig_dtypes[2] __attribute__((unused)) = {UCM_ENCODING_F16, UCM_ENCODING_BF16};
 static uint64_t rig_state = 1;
 
 RIG_FN uint64_t rig_random(void)
@@ -87,6 +88,11 @@ RIG_FN uint32_t rig_element(uint32_t dtype, enum rig_values values, uint32_t cha
     return ucm_element_encode(dtype, rig_normal() * (channel == 3 ? 30.0f : 1.0f));
 }
 
+RIG_FN void rig_put(uint8_t *raw, uint64_t i, uint32_t bits)
+{
+    memcpy(raw + 2 * i, &(uint16_t){(uint16_t)bits}, 2);
+}
+
 /* Fills the tensor's elements with the kind `values`; RIG_VALUES: a random kind for each row. */
 RIG_FN void rig_fill(const struct ucm_encoding_spec *spec, uint32_t tensor, enum rig_values values,
                      uint8_t *raw)
@@ -97,11 +103,8 @@ RIG_FN void rig_fill(const struct ucm_encoding_spec *spec, uint32_t tensor, enum
         enum rig_values kind =
             values < RIG_VALUES ? values : (enum rig_values)rig_below(RIG_VALUES);
 
-        for (uint32_t c = 0; c < s->dim; c++) {
-            uint16_t h = (uint16_t)rig_element(spec->dtype, kind, c);
-
-            memcpy(raw + 2 * ((size_t)row * s->dim + c), &h, sizeof(h));
-        }
+        for (uint32_t c = 0; c < s->dim; c++)
+            rig_put(raw, (uint64_t)row * s->dim + c, rig_element(spec->dtype, kind, c));
     }
 }
 
@@ -126,6 +129,25 @@ RIG_FN struct rig_tensor rig_tensor(const struct ucm_encoding_spec *spec, uint32
     r.again = (uint8_t *)malloc(r.raw_bytes + odd) + odd;
     memset(r.encoded, 0xa5, r.bytes);
     memset(r.again, 0xa5, r.raw_bytes);
+    return r;
+}
+
+/* Encodes the raw bytes, and decodes them again. */
+RIG_FN void rig_round_trip(const struct rig_tensor *r)
+{
+    ucm_encode(&r->spec, r->tensor, r->raw, r->encoded);
+    ucm_decode(&r->spec, r->tensor, r->encoded, r->again);
+}
+
+/* The same with a new tensor of such values, which fits. */
+RIG_FN struct rig_tensor rig_encoded(const struct ucm_encoding_spec *spec, uint32_t tensor,
+                                     uint32_t odd, enum rig_values values)
+{
+    struct rig_tensor r = rig_tensor(spec, tensor, odd);
+
+    rig_fill(spec, tensor, values, r.raw);
+    rig_round_trip(&r);
+    cr_assert(ucm_encoding_fits(spec, tensor, r.encoded));
     return r;
 }
 

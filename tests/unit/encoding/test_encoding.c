@@ -32,6 +32,9 @@ Test(encoding, refuses_with_a_sentence)
     s = good();
     s.version = 2;
     REFUSED(s, "version 2 of fp8 is not known here; 1 is");
+    s = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 16, 8, 128);
+    s.version = 1;
+    REFUSED(s, "version 1 of q4 is not known here; 2 is");
     s = good();
     s.dtype = UCM_ENCODING_F32;
     REFUSED(s, "dtype 0 (f32) can't be encoded as fp8; f16 or bf16 can");
