@@ -44,18 +44,27 @@ static uint32_t tail_tokens(uint32_t i, uint32_t n, uint32_t tail, uint32_t toke
     return i + 1 == n && tail > 0 ? tail : tokens;
 }
 
+/* The query as a plan wants it, and an empty state. */
+static float *begin(const struct ucm_attend_plan *plan, const float *q,
+                    struct ucm_attend_state *state)
+{
+    float *query = rig_floats(plan->query_floats);
+
+    ucm_attend_query(plan, q, query);
+    ucm_attend_begin(plan, state, rig_floats(plan->state_floats));
+    return query;
+}
+
 /* A list of one KV head by ucm_attend_add, in pieces of `step`: [group] rows of out, then lse. */
 static float *attend_list(const struct rig_pool *p, uint32_t g, const float *q,
                           const int32_t *entries, uint32_t n, uint32_t tail, uint32_t step)
 {
     const struct ucm_attend_plan *plan = &p->plan;
     uint32_t rows = plan->spec.group, v_d = plan->spec.shape.v_head_dim;
-    float *query = rig_floats(plan->query_floats), *floats = rig_floats(plan->state_floats);
     float *out = rig_floats((uint64_t)rows * (v_d + 1));
     struct ucm_attend_state state;
+    const float *query = begin(plan, q, &state);
 
-    ucm_attend_query(plan, q, query);
-    ucm_attend_begin(plan, &state, floats);
     for (uint32_t i = 0; i < n; i += step) {
         uint32_t more = n - i < step ? n - i : step;
 
@@ -83,12 +92,10 @@ static void compare_with_exact(const struct rig_pool *p, const float *q, const i
     const struct ucm_attend_plan *plan = &p->plan;
     const struct ucm_kv_shape *s = &plan->spec.shape;
     uint32_t rows = plan->spec.group, v_d = s->v_head_dim;
-    float *query = rig_floats(plan->query_floats), *floats = rig_floats(plan->state_floats);
     float *out = rig_floats((uint64_t)rows * (v_d + 1));
     struct ucm_attend_state state;
+    const float *query = begin(plan, q, &state);
 
-    ucm_attend_query(plan, q, query);
-    ucm_attend_begin(plan, &state, floats);
     state.measure = true;
     cr_assert_eq(ucm_attend_add(plan, &p->memory, 0, query, entries, n, tail, &state, NULL, 0), 0);
     ucm_attend_end(plan, &state, out, out + rows * v_d);
@@ -132,13 +139,10 @@ Test(attend, weights_of_blocks)
     int32_t entries[6] = {3, 1, 2, 0, 5, 4};
     float *q = rig_normals(4 * 64, 1), weight[4][8];
     struct ucm_attend_state state;
-    float *query, *floats;
+    const float *query;
 
     open_form(&p, &forms[0], 2);
-    query = rig_floats(p.plan.query_floats);
-    floats = rig_floats(p.plan.state_floats);
-    ucm_attend_query(&p.plan, q, query);
-    ucm_attend_begin(&p.plan, &state, floats);
+    query = begin(&p.plan, q, &state);
     ucm_attend_add(&p.plan, &p.memory, 1, query, entries, 6, 7, &state, weight[0], 8);
     for (uint32_t h = 0; h < 4; h++) {
         double all = 0;
@@ -191,7 +195,7 @@ Test(attend, all_blocks_through_lists_are_dense_attention)
 Test(attend, an_empty_list_and_a_block_that_is_not_there)
 {
     int32_t entries[] = {0, ENTRIES, -1};
-    float *q = rig_normals(4 * 64, 1), *out, *query, *floats;
+    float *q = rig_normals(4 * 64, 1), *out, *query;
     struct ucm_attend_state state;
     struct rig_pool p;
 
@@ -201,10 +205,7 @@ Test(attend, an_empty_list_and_a_block_that_is_not_there)
         cr_assert_eq(out[i], 0.0f);
     for (uint32_t i = 0; i < 4; i++)
         cr_assert_eq(out[4 * 64 + i], -INFINITY);
-    query = rig_floats(p.plan.query_floats);
-    floats = rig_floats(p.plan.state_floats);
-    ucm_attend_query(&p.plan, q, query);
-    ucm_attend_begin(&p.plan, &state, floats);
+    query = begin(&p.plan, q, &state);
     for (uint32_t first = 0; first < 2; first++)
         cr_assert_eq(
             ucm_attend_add(&p.plan, &p.memory, 0, query, entries + first, 2, 0, &state, NULL, 0),

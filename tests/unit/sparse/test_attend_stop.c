@@ -406,8 +406,9 @@ Test(attend_stop, the_estimate_does_not_see_one_planted_key_and_the_certificate_
 /* ---- PSA's rule ---- */
 
 /* Weights by hand: all tokens of block b have the logit w[b]. */
-static void weigh_blocks(struct sequence *s, const float *w)
+static void open_weighed(struct sequence *s, const float *w)
 {
+    open_sequence(s, UCM_KV_F32, 2, 4);
     memset(s->q, 0, ROWS * 4 * sizeof(float));
     for (uint32_t h = 0; h < ROWS; h++)
         s->q[h * 4] = 2; /* the scale is 1/2 */
@@ -424,10 +425,9 @@ Test(attend_stop, psa_is_right_where_the_order_is)
     struct sequence s;
     float w[BLOCKS];
 
-    open_sequence(&s, UCM_KV_F32, 2, 4);
     for (uint32_t b = 0; b < BLOCKS; b++)
         w[b] = 3 - 0.8f * (float)b;
-    weigh_blocks(&s, w);
+    open_weighed(&s, w);
     make_list(&s, BLOCKS, 0, true);
     r = attend(&s, stop);
     cr_assert(r.blocks < BLOCKS && r.blocks % 2 == 0 && r.rounds == r.blocks / 2);
@@ -444,10 +444,9 @@ Test(attend_stop, psa_trusts_an_order_that_is_wrong)
     struct sequence s;
     float w[BLOCKS];
 
-    open_sequence(&s, UCM_KV_F32, 2, 4);
     for (uint32_t b = 0; b < BLOCKS; b++)
         w[b] = b + 1 == BLOCKS ? 9 : -(float)b;
-    weigh_blocks(&s, w);
+    open_weighed(&s, w);
     make_list(&s, BLOCKS, 0, false);
     r = attend(&s, stop);
     cr_assert(r.blocks < BLOCKS - 1 && r.share >= 0.95f);
@@ -467,11 +466,9 @@ Test(attend_stop, the_window_is_no_choice)
     struct ucm_stop_spec stop = {UCM_STOP_PSA, 1, 0.9f};
     struct ucm_stop_report r;
     struct sequence s;
-    float w[BLOCKS] = {0};
+    float w[BLOCKS] = {[BLOCKS - 1] = -30};
 
-    open_sequence(&s, UCM_KV_F32, 2, 4);
-    w[BLOCKS - 1] = -30;
-    weigh_blocks(&s, w);
+    open_weighed(&s, w);
     make_list(&s, BLOCKS - 1, 1, false);
     r = attend(&s, stop);
     cr_assert_eq(r.blocks, 12); /* of 13 alike: 12 / 13 is above .9 */

@@ -7,7 +7,6 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 static struct ucm_entries_shape small(void)
 {
@@ -141,37 +140,6 @@ Test(entries, arrays_of_any_size_lie_after_one_another)
     check_layout(large);
     cr_assert(ucm_entries_bytes(&large) > UINT32_MAX);
     cr_assert_eq(ucm_entries_key(&large, 62, (1u << 26) - 1), 63u * (1u << 26) - 1);
-}
-
-/* 2^20 numbers in each of 80 layer heads: a table of 320 MiB, of which a test touches some
- * pages. */
-Test(entries, the_last_key_of_a_large_table_is_like_any_other)
-{
-    struct ucm_entries_shape shape = {
-        .layer_heads = 80, .numbers = 1u << 20, .entries = 64, .requests = 1, .misses = 8};
-    size_t bytes = ucm_entries_bytes(&shape);
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    uint32_t layers[] = {0, 50, 79}, number = (1u << 20) - 1;
-    struct ucm_entries s;
-
-    cr_assert_neq(memory, MAP_FAILED);
-    ucm_entries_layout(&s, &shape, memory);
-    memset(s.key, 0xff, shape.entries * sizeof(*s.key));
-    memset(s.request, 0xff, shape.entries * sizeof(*s.request));
-    for (uint32_t layer = 0; layer < shape.layer_heads; layer++)
-        s.entry_of[(size_t)layer * shape.numbers + number] = UCM_ENTRIES_NONE;
-    ucm_entries_begin(&s, 1);
-    for (size_t i = 0; i < 3; i++)
-        ucm_entries_want(&s, ucm_entries_key(&shape, layers[i], number), 0);
-    cr_assert_eq(s.step->misses, 3);
-    ucm_entries_take(&s);
-    ucm_entries_publish(&s, (uint8_t[]){1, 1, 1});
-    for (size_t i = 0; i < 3; i++)
-        cr_assert(s.entry_of[(size_t)layers[i] * shape.numbers + number] >= 0);
-    ucm_entries_forget(&s, &number, 1);
-    cr_assert_eq(s.entry_of[79ull * shape.numbers + number], UCM_ENTRIES_NONE);
-    munmap(memory, bytes);
 }
 
 /* ---- one behaviour each ---- */
@@ -312,14 +280,18 @@ static void bring(struct ucm_entries *s)
     ucm_entries_publish(s, (uint8_t *)keys);
 }
 
+static struct ucm_entries make_for_steps(uint32_t steps)
+{
+    return make((struct ucm_entries_shape){.layer_heads = LAYERS,
+                                           .numbers = 64,
+                                           .entries = steps * LAYERS * CHOSEN,
+                                           .requests = 1,
+                                           .misses = 256});
+}
+
 Test(entries, a_replay_gets_further_each_time_in_a_pool_of_one_step)
 {
-    struct ucm_entries_shape shape = {.layer_heads = LAYERS,
-                                      .numbers = 64,
-                                      .entries = LAYERS * CHOSEN,
-                                      .requests = 1,
-                                      .misses = 256};
-    struct ucm_entries s = make(shape);
+    struct ucm_entries s = make_for_steps(1);
     unsigned seed = 17;
     uint64_t now = 0;
 
@@ -344,13 +316,8 @@ Test(entries, a_replay_gets_further_each_time_in_a_pool_of_one_step)
 
 Test(entries, a_replay_under_the_same_number_keeps_everything)
 {
-    struct ucm_entries_shape shape = {.layer_heads = LAYERS,
-                                      .numbers = 64,
-                                      .entries = 3 * LAYERS * CHOSEN,
-                                      .requests = 1,
-                                      .misses = 256};
-    struct ucm_entries s = make(shape);
-    size_t table = LAYERS * 64 * sizeof(int32_t), stamps = shape.entries * sizeof(uint64_t);
+    struct ucm_entries s = make_for_steps(3);
+    size_t table = LAYERS * 64 * sizeof(int32_t), stamps = s.shape.entries * sizeof(uint64_t);
     int32_t *old = malloc(table);
     uint64_t *old_stamps = malloc(stamps);
     unsigned seed = 3;
