@@ -56,6 +56,12 @@ static void arm(struct item *it, uint64_t at_ms)
     it->due_ms = at_ms;
 }
 
+static void disarm(struct item *it)
+{
+    deadline_disarm(&ds, &it->d);
+    it->due_ms = 0;
+}
+
 /* How many are below and next to d, which is linked from `back`. */
 static uint32_t heap_count(const struct deadline *d, const struct deadline *back, uint64_t least_ms)
 {
@@ -86,8 +92,7 @@ Test(deadline, an_idle_loop_has_no_timer)
     arm(&items[0], uv_now(&loop) + 100000);
     cr_expect(uv_loop_alive(&loop));
     deadline_disarm(&ds, &items[0].d);
-    deadline_disarm(&ds, &items[0].d);
-    items[0].due_ms = 0;
+    disarm(&items[0]);
     cr_expect_not(uv_loop_alive(&loop));
 }
 
@@ -107,19 +112,15 @@ Test(deadline, random_ops_against_a_model)
     for (int op = 0; op < 50000; op++) {
         struct item *it = &items[below(N)];
 
-        if (below(3) > 0) {
+        if (below(3) > 0)
             arm(it, uv_now(&loop) + 1000000 + below(1000));
-        } else {
-            deadline_disarm(&ds, &it->d);
-            it->due_ms = 0;
-        }
+        else
+            disarm(it);
         if (op % 64 == 0)
             heap_check();
     }
-    for (int i = 0; i < N; i++) {
-        deadline_disarm(&ds, &items[i].d);
-        items[i].due_ms = 0;
-    }
+    for (int i = 0; i < N; i++)
+        disarm(&items[i]);
     cr_expect_null(ds.first);
 }
 
@@ -133,10 +134,8 @@ Test(deadline, each_expires_once_and_in_order)
         arm(&items[i], start + below(150));
     for (int i = 0; i < N; i += 3)
         arm(&items[i], start + below(150)); /* again: only the last counts */
-    for (int i = 0; i < N; i += 7) {
-        deadline_disarm(&ds, &items[i].d);
-        items[i].due_ms = 0;
-    }
+    for (int i = 0; i < N; i += 7)
+        disarm(&items[i]);
     heap_check();
     uv_run(&loop, UV_RUN_DEFAULT);
     for (int i = 0; i < N; i++)
@@ -150,8 +149,7 @@ static void meddle_cb(struct deadline *d)
 
     items[i].calls++;
     items[i].due_ms = 0;
-    deadline_disarm(&ds, &items[i + 1].d);
-    items[i + 1].due_ms = 0;
+    disarm(&items[i + 1]);
     if (items[i].calls < 3) {
         deadline_arm(&ds, d, uv_now(&loop) + 2, meddle_cb);
         items[i].due_ms = d->at_ms;

@@ -40,8 +40,10 @@ static void begin(uint64_t burst, unsigned seed)
     fair_queue_init(&q, burst);
     memset(since, 0, sizeof(since));
     memset(got, 0, sizeof(got));
-    for (unsigned i = 0; i < N; i++)
+    for (unsigned i = 0; i < N; i++) {
         weight[i] = 100;
+        largest[i] = 2 * MIB;
+    }
     steps = 0;
     srand(seed);
 }
@@ -209,12 +211,8 @@ Test(fair, shares_hold_over_every_busy_interval)
 Test(fair, a_small_request_goes_before_what_others_queue)
 {
     begin(BURST, 1);
-    for (unsigned i = 0; i < 10; i++) {
-        weight[i] = 100;
-        largest[i] = 2 * MIB;
-        if (i > 0)
-            come(i);
-    }
+    for (unsigned i = 1; i < 10; i++)
+        come(i);
     for (unsigned i = 0; i < 1000; i++)
         (void)serve();
     for (unsigned round = 0; round < 1000; round++) {
@@ -241,7 +239,6 @@ Test(fair, small_requests_in_a_row_go_at_once)
 {
     begin(BURST, 1);
     weight[0] = weight[1] = 1;
-    largest[1] = 2 * MIB;
     come(1);
     while (flow(first())->burst > 0)
         (void)serve();
@@ -259,10 +256,6 @@ Test(fair, idle_saves_no_credit)
     uint64_t had, all;
 
     begin(BURST, 1);
-    for (unsigned i = 0; i < 3; i++) {
-        weight[i] = 100;
-        largest[i] = 2 * MIB;
-    }
     come(0);
     come(1);
     for (unsigned i = 0; i < 100000; i++)
@@ -280,7 +273,6 @@ Test(fair, idle_saves_no_credit)
 Test(fair, a_short_pause_forgives_nothing)
 {
     begin(BURST, 1);
-    weight[0] = weight[1] = 100;
     come(1);
     charge(1, 1 * MIB, NULL); /* of its burst, as it came first */
     charge(1, BURST, NULL);
@@ -302,7 +294,6 @@ Test(fair, weights_change_at_once)
     uint64_t before[2];
 
     begin(BURST, 1);
-    weight[0] = weight[1] = 100;
     come(0);
     come(1);
     largest[0] = largest[1] = 1 * MIB;
@@ -324,11 +315,8 @@ static void pass_over(uint64_t burst, unsigned times)
     uint64_t due = (100 * MIB + missed) / 2, had, before;
 
     begin(burst, 1);
-    for (unsigned i = 0; i < 2; i++) {
-        weight[i] = 100;
-        largest[i] = 1;
+    for (unsigned i = 0; i < 2; i++)
         come(i);
-    }
     while (flow(0)->burst > 0 || flow(1)->burst > 0)
         charge(first(), 1 * MIB, NULL);
     charge(0, 1 * MIB, NULL);
@@ -358,10 +346,8 @@ Test(fair, who_is_passed_over_gets_what_it_missed_up_to_its_credit)
 Test(fair, what_was_due_is_not_lost_with_what_is_taken_back)
 {
     begin(0, 1);
-    for (unsigned i = 0; i < 2; i++) {
-        weight[i] = 100;
-        come(i);
-    }
+    come(0);
+    come(1);
     for (unsigned i = 0; i < 10; i++)
         charge(0, 1 * MIB, &got[0]);
     go(1);

@@ -34,6 +34,14 @@ static struct limit_owner *user(const char *tenant, uid_t uid)
     return o;
 }
 
+static struct limit_owner *numbered(uid_t uid)
+{
+    char name[32];
+
+    snprintf(name, sizeof(name), "uid:%u", uid);
+    return user(name, uid);
+}
+
 /* Takes one by one until it is refused. */
 static uint64_t take_all(struct limit_owner *o)
 {
@@ -75,11 +83,9 @@ Test(limit, who_comes_later_finds_some)
 {
     struct limit_owner *o[4];
     static const uint64_t least[] = {756, 189, 47, 15};
-    char name[32];
 
     for (uid_t i = 0; i < 4; i++) {
-        snprintf(name, sizeof(name), "uid:%u", 1000 + i);
-        o[i] = user(name, 1000 + i);
+        o[i] = numbered(1000 + i);
         cr_expect_geq(take_all(o[i]), least[i]);
     }
     for (unsigned i = 0; i < 4; i++)
@@ -91,13 +97,10 @@ Test(limit, those_who_come_together_get_equal_shares)
 {
     enum { N = 5 };
     struct limit_owner *o[N];
-    char name[32];
     bool more = true;
 
-    for (uid_t i = 0; i < N; i++) {
-        snprintf(name, sizeof(name), "uid:%u", 1000 + i);
-        o[i] = user(name, 1000 + i);
-    }
+    for (uid_t i = 0; i < N; i++)
+        o[i] = numbered(1000 + i);
     while (more) {
         more = false;
         for (unsigned i = 0; i < N; i++)

@@ -97,21 +97,6 @@ Test(listener, what_is_wrong_with_a_path_is_said)
     cr_assert_eq(connect_to_path(), -ENOENT, "a failure leaves no path");
 }
 
-static const char *parsed(const char *text, char buf[LISTENER_TEXT_BYTES])
-{
-    union listener_address a;
-    struct listener l;
-    struct ucm_error e;
-
-    if (listener_address_parse(text, &a) != 0)
-        return "refused";
-    if (listener_tcp(&l, &a, 4, &e) != 0)
-        return "not here"; /* e.g. a machine without IPv6 */
-    listener_text(&l, buf);
-    listener_close(&l);
-    return buf;
-}
-
 Test(listener, an_address_is_numbers)
 {
     static const char *const wrong[] = {"",
@@ -156,10 +141,10 @@ Test(listener, a_port_of_tcp_is_the_kernels_choice_or_taken)
     struct listener first, second;
     struct ucm_error e;
 
-    cr_assert_eq(strstr(parsed("0", text), "127.0.0.1:"), text);
-    cr_assert_eq(listener_address_parse("127.0.0.1:0", &a), 0);
+    cr_assert_eq(listener_address_parse("0", &a), 0);
     cr_assert_eq(listener_tcp(&first, &a, 4, &e), 0);
     listener_text(&first, text);
+    cr_assert_eq(strstr(text, "127.0.0.1:"), text);
     cr_assert_eq(listener_address_parse(text, &a), 0, "%s", text);
     cr_assert_neq(a.in4.sin_port, 0);
     cr_assert_eq(listener_tcp(&second, &a, 4, &e), -EADDRINUSE);

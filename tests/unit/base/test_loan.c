@@ -56,12 +56,17 @@ static void close_all(void)
 
 TestSuite(loan, .init = open_all, .fini = close_all);
 
-static void run_until(const unsigned *count)
+static void run_for(int ms, const unsigned *count)
 {
-    for (int i = 0; i < 20000 && *count == 0; i++) {
+    for (int i = 0; i < ms && *count == 0; i++) {
         uv_run(&loop, UV_RUN_NOWAIT);
         uv_sleep(1);
     }
+}
+
+static void run_until(const unsigned *count)
+{
+    run_for(20000, count);
     cr_assert_eq(*count, 1u);
 }
 
@@ -124,10 +129,7 @@ Test(loan, is_taken_back_before_it_ends)
     loan_end(&loan, &deadlines, own, &calls, &frees);
     loan_cancel(&loan);
     close(fd);
-    for (int i = 0; i < 50; i++) {
-        uv_run(&loop, UV_RUN_NOWAIT);
-        uv_sleep(1);
-    }
+    run_for(50, &frees);
     cr_expect_eq(frees, 0u);
     loan_end(&loan, &deadlines, own, &calls, &frees);
     cr_expect_eq(frees, 1u);

@@ -142,13 +142,21 @@ static void send_fd(int socket, int fd)
     cr_assert_eq(sendmsg(socket, &m, 0), 1);
 }
 
-Test(reaper, closes_a_socket_with_unread_descriptors_aside)
+/* Two ends, the first with an unread socket whose close() waits. Returns that socket's peer. */
+static int with_unread(int ends[2])
 {
-    int ends[2], peer, fd = lingering(&peer);
+    int peer, fd = lingering(&peer);
 
     cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
     send_fd(ends[1], fd);
     close(fd);
+    return peer;
+}
+
+Test(reaper, closes_a_socket_with_unread_descriptors_aside)
+{
+    int ends[2], peer = with_unread(ends);
+
     cr_assert_eq(limit_take(one, LIMIT_DESCRIPTORS, 1, NULL), 0);
     reaper_close_socket(reaper, ends[0], one);
     cr_assert_eq(reaper_waiting(reaper), 1u);
@@ -161,11 +169,8 @@ Test(reaper, closes_a_socket_with_unread_descriptors_aside)
 
 Test(reaper, a_refused_socket_counts_for_nobody)
 {
-    int ends[2], peer, fd = lingering(&peer);
+    int ends[2], peer = with_unread(ends);
 
-    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
-    send_fd(ends[1], fd);
-    close(fd);
     reaper_close_refused(reaper, ends[0], one);
     cr_assert_eq(reaper_refused(reaper), 1u);
     cr_assert_eq(limits_used(limits, LIMIT_DESCRIPTORS), 0u);
