@@ -84,7 +84,7 @@ static void __attribute__((destructor)) store_stop(void)
         (void)waitpid(store.pid, NULL, 0);
     }
     if (store.directory[0])
-        (void)contract_wipe(store.directory);
+        (void)wipe(store.directory);
 }
 
 /* ---- its files, seen by another client ---- */

@@ -25,13 +25,13 @@ struct CUstream_st {
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static unsigned objects;  /* streams and events */
 static unsigned enqueued; /* on all streams, and not done */
 static unsigned most_events;
 static uint64_t seed = 88172645463325252u;
-static atomic_uint delay_us, slow_us, lost, bad_records;
-static atomic_bool no_waits, capturing, held, holds;
 static atomic_ullong stopped_ms; /* 0: the clock runs */
+
+struct fake_cuda fake_cuda;
+atomic_uint fake_cuda_objects;
 
 /* ---- the clock: the linker puts this in place of job_clock_ms ---- */
 
@@ -59,73 +59,17 @@ uint64_t fake_clock_ms(void)
     return __wrap_job_clock_ms();
 }
 
-void fake_cuda_hold(bool hold)
-{
-    atomic_store(&holds, false);
-    atomic_store(&held, hold);
-}
-
-bool fake_cuda_holds(void)
-{
-    return atomic_load(&holds);
-}
-
-void fake_cuda_delay(unsigned max_us)
-{
-    atomic_store(&delay_us, max_us);
-}
-
-void fake_cuda_slow(unsigned us)
-{
-    atomic_store(&slow_us, us);
-}
-
-unsigned fake_cuda_slow_us(void)
-{
-    return atomic_load(&slow_us);
-}
-
-void fake_cuda_fail_records(unsigned n)
-{
-    atomic_store(&bad_records, n);
-}
-
-void fake_cuda_refuse_waits(bool refuse)
-{
-    atomic_store(&no_waits, refuse);
-}
-
-void fake_cuda_capture(bool begin)
-{
-    atomic_store(&capturing, begin);
-}
-
-void fake_cuda_lose(CUresult r)
-{
-    atomic_store(&lost, r);
-}
-
 void fake_cuda_fence(void)
 {
     pthread_mutex_lock(&mutex);
     pthread_mutex_unlock(&mutex);
 }
 
-unsigned fake_cuda_objects(void)
-{
-    unsigned n;
-
-    pthread_mutex_lock(&mutex);
-    n = objects;
-    pthread_mutex_unlock(&mutex);
-    return n;
-}
-
 /* ---- streams ---- */
 
 static void wait_a_little(void)
 {
-    unsigned max = atomic_load(&delay_us);
+    unsigned max = fake_cuda.delay_us;
     struct timespec t = {0};
 
     if (max == 0)
@@ -143,7 +87,7 @@ static void event_free(CUevent e)
 {
     if (--e->refs == 0) {
         free(e);
-        objects--;
+        fake_cuda_objects--;
     }
 }
 
@@ -177,8 +121,8 @@ static void *stream_run(void *arg)
         } else if (!o->event) {
             wait_a_little();
             usleep(o->slow_us);
-            while (o->copy_agent && atomic_load(&held)) {
-                atomic_store(&holds, true);
+            while (o->copy_agent && fake_cuda.hold) {
+                fake_cuda.holds = true;
                 usleep(50);
             }
             fake_op_run(o);
@@ -237,9 +181,7 @@ CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority)
     s->last = &s->first;
     if (pthread_create(&s->thread, NULL, stream_run, s) != 0)
         abort();
-    pthread_mutex_lock(&mutex);
-    objects++;
-    pthread_mutex_unlock(&mutex);
+    fake_cuda_objects++;
     *out = s;
     return CUDA_SUCCESS;
 }
@@ -276,7 +218,7 @@ CUresult cuStreamWaitValue32(CUstream s, CUdeviceptr word, cuuint32_t value, uns
 {
     struct op *o;
 
-    if (flags != CU_STREAM_WAIT_VALUE_GEQ || atomic_load(&no_waits))
+    if (flags != CU_STREAM_WAIT_VALUE_GEQ || fake_cuda.refuse_waits)
         return CUDA_ERROR_NOT_SUPPORTED;
     o = fake_op_new(0);
     o->word = (const _Atomic uint32_t *)(uintptr_t)word;
@@ -287,8 +229,7 @@ CUresult cuStreamWaitValue32(CUstream s, CUdeviceptr word, cuuint32_t value, uns
 CUresult cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus *out)
 {
     (void)s;
-    *out =
-        atomic_load(&capturing) ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    *out = fake_cuda.capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;
 }
 
@@ -296,7 +237,7 @@ CUresult cuStreamDestroy(CUstream s)
 {
     pthread_mutex_lock(&mutex);
     s->quit = true;
-    objects--;
+    fake_cuda_objects--;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&mutex);
     pthread_join(s->thread, NULL);
@@ -314,9 +255,7 @@ CUresult cuEventCreate(CUevent *out, unsigned flags)
     if (!e)
         return CUDA_ERROR_OUT_OF_MEMORY;
     e->refs = 1;
-    pthread_mutex_lock(&mutex);
-    objects++;
-    pthread_mutex_unlock(&mutex);
+    fake_cuda_objects++;
     *out = e;
     return CUDA_SUCCESS;
 }
@@ -374,9 +313,9 @@ unsigned fake_cuda_most_events(void)
 /* The copy agent's. */
 CUresult cuEventRecord(CUevent e, CUstream s)
 {
-    unsigned left = atomic_load(&bad_records);
+    unsigned left = fake_cuda.bad_records;
 
-    while (left > 0 && !atomic_compare_exchange_weak(&bad_records, &left, left - 1))
+    while (left > 0 && !atomic_compare_exchange_weak(&fake_cuda.bad_records, &left, left - 1))
         ;
     return left > 0 ? CUDA_ERROR_UNKNOWN : fake_cuda_daemon_record(e, s);
 }
@@ -393,7 +332,7 @@ CUresult cuEventQuery(CUevent e)
 
 CUresult fake_cuda_daemon_query(CUevent e)
 {
-    CUresult r = (CUresult)atomic_load(&lost);
+    CUresult r = (CUresult)fake_cuda.lost;
 
     return r != CUDA_SUCCESS ? r : cuEventQuery(e);
 }

@@ -2,15 +2,16 @@
  * copy agent need. The two link into one program, each in the role of its process.
  *
  * Promises: each stream runs its work in order, on a thread of its own, after the delay of
- * fake_cuda_delay. Kernels read their items and planes only then, so a descriptor that is
+ * fake_cuda.delay_us. Kernels read their items and planes only then, so a descriptor that is
  * overwritten too early shows. Only the copy kernel and those of kernels/encoding and kernels/rope
  * do anything. fake_cuda_launched tells that the others were launched. Freed memory that is open
- * stays until it is closed. Threads: any; install and fake_cuda_delay come first. */
+ * stays until it is closed. Threads: any; install comes first. */
 #ifndef UCM_TESTS_FAKE_CUDA_H
 #define UCM_TESTS_FAKE_CUDA_H
 
 #include <cuda.h>
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -19,30 +20,37 @@
 #define FAKE_DOMAIN 0x10000
 #define FAKE_BUS 0x3b
 
+/* What a test sets and reads. */
+struct fake_cuda {
+    atomic_uint delay_us; /* everything on a stream takes a random time up to this */
+    atomic_uint slow_us;  /* the copy agent's kernels take so long */
+    atomic_bool hold;     /* the copy agent's kernels don't begin while this is set */
+    atomic_bool holds;    /* at least one of them waits for that */
+    atomic_uint lost;     /* not 0: every query of an event by the daemon returns this CUresult */
+    atomic_uint bad_records;  /* so many of the copy agent's next events can't be recorded */
+    atomic_bool refuse_waits; /* no stream can wait for a word */
+    atomic_bool capturing;    /* every stream is being captured */
+    atomic_uint registered;   /* ranges of host memory */
+    atomic_bool refuse_registrations;
+    atomic_bool hold_registrations;  /* a registration does not end while this is set */
+    atomic_uint registrations;       /* how many have begun */
+    atomic_bool register_together;   /* each one waits up to 0.2 s for another one, */
+    atomic_bool registered_together; /* and two threads were in one at once */
+    atomic_bool handles_unlike; /* handles don't tell their memory's size: an unknown driver's */
+    atomic_int clusters;        /* GPUs have compute capability 9.0 and so many at once; 0: none */
+};
+extern struct fake_cuda fake_cuda;
+
 /* Makes it the driver of daemon/cuda/api.h. */
 void fake_cuda_install(void);
-/* Everything on a stream takes a random time up to this. */
-void fake_cuda_delay(unsigned max_us);
-/* Every query of an event by the daemon returns this error from now on. */
-void fake_cuda_lose(CUresult r);
-/* The copy agent's kernels take so long. */
-void fake_cuda_slow(unsigned us);
-/* The copy agent's kernels don't begin before this is called with false. */
-void fake_cuda_hold(bool hold);
-bool fake_cuda_holds(void); /* at least one of them waits for that */
 /* The clock by which the daemon's device module counts its timeouts (job_clock_ms). It stands still
  * from the first call on and moves by fake_clock_pass only, so that no timeout depends on how busy
  * the host is. */
 void fake_clock_stop(void);
 void fake_clock_pass(unsigned ms);
 uint64_t fake_clock_ms(void);
-/* The copy agent's next n events can't be recorded. */
-void fake_cuda_fail_records(unsigned n);
 /* The most events that waited at once on one of the daemon's streams since the last call. */
 unsigned fake_cuda_most_events(void);
-/* No stream can wait for a word; every stream is being captured. */
-void fake_cuda_refuse_waits(bool refuse);
-void fake_cuda_capture(bool begin);
 /* The handle of an event; the daemon may open it. */
 void fake_cuda_event_handle(CUevent event, uint8_t handle[64]);
 void fake_cuda_event_signal(CUevent event, bool signalled);
@@ -57,21 +65,7 @@ void fake_cuda_fence(void);
 bool fake_cuda_launched(const char *name);
 /* Counts memory, streams and events that exist: 0 at the end of a test. */
 unsigned fake_cuda_left(void);
-unsigned fake_cuda_registered(void); /* ranges of host memory */
-void fake_cuda_refuse_registrations(bool refuse);
-/* Each registration waits up to 0.2 s for another one. The second function says whether two threads
- * were in one at once. */
-void fake_cuda_register_together(void);
-bool fake_cuda_registered_together(void);
-/* A registration does not end before this is called with false. The second function says how many
- * have begun. */
-void fake_cuda_hold_registrations(bool hold);
-unsigned fake_cuda_registrations(void);
 /* Where the memory of a handle begins; NULL: it is none, or is freed. */
 uint8_t *fake_cuda_memory_of(const uint8_t handle[64]);
-/* Handles don't say how large their memory is, like those of an unknown driver. */
-void fake_cuda_handles_unlike(bool unlike);
-/* GPUs then have compute capability 9.0 and so many clusters at once; 0, at first: none. */
-void fake_cuda_clusters(int at_once);
 
 #endif

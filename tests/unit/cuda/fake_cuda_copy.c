@@ -166,7 +166,7 @@ static CUresult launch(CUfunction f, CUstream s, void **arguments, bool copy_age
                    : encoded ? f == (CUfunction)(uintptr_t)&coders[1]
                              : *(uint32_t *)arguments[5];
     o->copy_agent = copy_agent;
-    o->slow_us = copy_agent ? fake_cuda_slow_us() : 0;
+    o->slow_us = copy_agent ? fake_cuda.slow_us : 0;
     return fake_op_send(s, o);
 }
 

@@ -23,13 +23,7 @@ struct memory {
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct memory *memories; /* under the mutex */
-static unsigned host_memories;
-static atomic_uint registered; /* ranges of host memory */
-
-unsigned fake_cuda_registered(void)
-{
-    return atomic_load(&registered);
-}
+static atomic_uint host_memories;
 static _Thread_local int current; /* ordinal */
 
 void fake_cuda_uuid(int ordinal, uint8_t uuid[16])
@@ -39,10 +33,9 @@ void fake_cuda_uuid(int ordinal, uint8_t uuid[16])
 
 unsigned fake_cuda_left(void)
 {
-    unsigned n = fake_cuda_objects();
+    unsigned n = fake_cuda_objects + host_memories;
 
     pthread_mutex_lock(&mutex);
-    n += host_memories;
     for (struct memory *m = memories; m; m = m->next)
         n++;
     pthread_mutex_unlock(&mutex);
@@ -57,6 +50,16 @@ static struct memory *memory_at(uint64_t address)
 
     while (m && address - (uint64_t)(uintptr_t)m->base >= m->size)
         m = m->next;
+    return m;
+}
+
+static struct memory *memory_found(uint64_t address)
+{
+    struct memory *m;
+
+    pthread_mutex_lock(&mutex);
+    m = memory_at(address);
+    pthread_mutex_unlock(&mutex);
     return m;
 }
 
@@ -111,35 +114,22 @@ CUresult cuMemFree(CUdeviceptr address)
 
 CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *size, CUdeviceptr address)
 {
-    struct memory *m;
+    struct memory *m = memory_found(address);
 
-    pthread_mutex_lock(&mutex);
-    m = memory_at(address);
     if (m && base)
         *base = (CUdeviceptr)(uintptr_t)m->base;
     if (m && size)
         *size = m->size;
-    pthread_mutex_unlock(&mutex);
     return m ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
 CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdeviceptr address)
 {
-    struct memory *m;
+    struct memory *m = memory_found(address);
 
-    pthread_mutex_lock(&mutex);
-    m = memory_at(address);
     if (m && attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
         *(int *)out = m->ordinal;
-    pthread_mutex_unlock(&mutex);
     return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-static atomic_bool handles_unlike;
-
-void fake_cuda_handles_unlike(bool unlike)
-{
-    atomic_store(&handles_unlike, unlike);
 }
 
 /* Fields at the places where handles of driver 580 have them: the size, the block's 4 KiB pages,
@@ -148,7 +138,7 @@ static void handle_sizes(uint8_t *handle, uint64_t size)
 {
     uint32_t pages = (uint32_t)((size + 4095) / 4096);
 
-    if (atomic_load(&handles_unlike))
+    if (fake_cuda.handles_unlike)
         return;
     memcpy(handle + 16, &size, sizeof(size));
     memcpy(handle + 24, &pages, sizeof(pages));
@@ -156,11 +146,8 @@ static void handle_sizes(uint8_t *handle, uint64_t size)
 
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 {
-    struct memory *m;
+    struct memory *m = memory_found(address);
 
-    pthread_mutex_lock(&mutex);
-    m = memory_at(address);
-    pthread_mutex_unlock(&mutex);
     if (!m)
         return CUDA_ERROR_INVALID_VALUE;
     fake_cuda_handle_fill((uint8_t *)handle, FAKE_HANDLE_MEMORY, m->base);
@@ -171,11 +158,8 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 uint8_t *fake_cuda_memory_of(const uint8_t handle[64])
 {
     uint8_t *base = fake_cuda_handle_of(handle, FAKE_HANDLE_MEMORY);
-    struct memory *m;
+    struct memory *m = base ? memory_found((uint64_t)(uintptr_t)base) : NULL;
 
-    pthread_mutex_lock(&mutex);
-    m = base ? memory_at((uint64_t)(uintptr_t)base) : NULL;
-    pthread_mutex_unlock(&mutex);
     return m && !m->freed ? base : NULL;
 }
 
@@ -220,70 +204,40 @@ CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
 {
     (void)flags;
     *out = malloc(bytes);
-    pthread_mutex_lock(&mutex);
     host_memories++;
-    pthread_mutex_unlock(&mutex);
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult cuMemFreeHost(void *memory)
 {
     free(memory);
-    pthread_mutex_lock(&mutex);
     host_memories--;
-    pthread_mutex_unlock(&mutex);
     return CUDA_SUCCESS;
 }
 
-static atomic_bool refused, together, met, registrations_held;
-static atomic_uint registering, registrations;
-
-void fake_cuda_refuse_registrations(bool refuse)
-{
-    atomic_store(&refused, refuse);
-}
-
-void fake_cuda_register_together(void)
-{
-    atomic_store(&together, true);
-}
-
-bool fake_cuda_registered_together(void)
-{
-    return atomic_load(&met);
-}
-
-void fake_cuda_hold_registrations(bool hold)
-{
-    atomic_store(&registrations_held, hold);
-}
-
-unsigned fake_cuda_registrations(void)
-{
-    return atomic_load(&registrations);
-}
+static atomic_uint registering;
 
 CUresult cuMemHostRegister(void *memory, size_t bytes, unsigned flags)
 {
     (void)memory, (void)bytes, (void)flags;
-    if (atomic_load(&refused))
+    if (fake_cuda.refuse_registrations)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    atomic_fetch_add(&registrations, 1);
-    while (atomic_load(&registrations_held))
+    fake_cuda.registrations++;
+    while (fake_cuda.hold_registrations)
         usleep(100);
-    if (atomic_fetch_add(&registering, 1) > 0)
-        atomic_store(&met, true);
-    for (int i = 0; i < 200 && atomic_load(&together) && !atomic_load(&met); i++)
+    if (registering++ > 0)
+        fake_cuda.registered_together = true;
+    for (int i = 0; i < 200 && fake_cuda.register_together && !fake_cuda.registered_together; i++)
         usleep(1000);
-    atomic_fetch_sub(&registering, 1);
-    atomic_fetch_add(&registered, 1);
+    registering--;
+    fake_cuda.registered++;
     return CUDA_SUCCESS;
 }
 
 CUresult cuMemHostUnregister(void *memory)
 {
     (void)memory;
-    atomic_fetch_sub(&registered, 1);
+    fake_cuda.registered--;
     return CUDA_SUCCESS;
 }
 
@@ -347,21 +301,15 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
     return CUDA_SUCCESS;
 }
 
-static int clusters;
-
-void fake_cuda_clusters(int at_once)
-{
-    clusters = at_once;
-}
-
 CUresult cuDeviceGetAttribute(int *out, CUdevice_attribute attribute, CUdevice dev)
 {
     *out = attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID                          ? FAKE_BUS + dev
            : attribute == CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID                     ? FAKE_DOMAIN
            : attribute == CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID                     ? 0
            : attribute == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? 232448
-           : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR && clusters > 0 ? 9
-                                                                                       : 1;
+           : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR && fake_cuda.clusters > 0
+               ? 9
+               : 1;
     return CUDA_SUCCESS;
 }
 
@@ -442,8 +390,8 @@ CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
 CUresult cuOccupancyMaxActiveClusters(int *out, CUfunction function, const CUlaunchConfig *config)
 {
     (void)function, (void)config;
-    *out = clusters;
-    return clusters > 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+    *out = fake_cuda.clusters;
+    return *out > 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value)

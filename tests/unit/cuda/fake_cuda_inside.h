@@ -44,8 +44,7 @@ CUresult fake_op_send(CUstream s, struct op *o);
 /* Does what a kernel or copies do. */
 void fake_op_run(const struct op *o);
 
-unsigned fake_cuda_slow_us(void); /* of a kernel of the copy agent's */
-unsigned fake_cuda_objects(void); /* streams and events that are there */
+extern atomic_uint fake_cuda_objects; /* streams and events that are there */
 CUresult fake_cuda_daemon_query(CUevent e);
 CUresult fake_cuda_daemon_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                                  unsigned by, unsigned bz, unsigned shared, CUstream s,

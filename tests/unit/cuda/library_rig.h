@@ -21,7 +21,7 @@ static inline void rig_close(void)
 {
     (void)cuStreamDestroy(stream);
     cr_expect_eq(fake_cuda_left(), 0, "all is freed");
-    cr_expect_eq(fake_cuda_registered(), 0);
+    cr_expect_eq(fake_cuda.registered, 0);
 }
 
 static inline void refused(int r, const char *part)

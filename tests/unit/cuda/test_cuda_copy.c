@@ -99,7 +99,7 @@ static void strategy_test(enum copy_strategy strategy, bool copy_agent)
     } shapes[] = {{8, 4096, 0}, {5, 777, 13}, {3, 20000, 480}, {1, 65536, 0}};
 
     daemon_begin(strategy, 6 * MIB);
-    fake_cuda_delay(copy_agent ? 200 : 50);
+    fake_cuda.delay_us = copy_agent ? 200 : 50;
     for (unsigned s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++) {
         worker_begin(&a, getpid(), shapes[s].planes, shapes[s].fragment, shapes[s].gap);
         if (copy_agent)
@@ -177,7 +177,7 @@ Test(cuda_copy, two_workers_share_the_streams)
     static struct test_job jobs[2][4];
 
     daemon_begin(COPY_STAGED, 6 * MIB);
-    fake_cuda_delay(100);
+    fake_cuda.delay_us = 100;
     worker_begin(&a, getpid(), 4, 4096, 0);
     worker_begin(&b, getpid(), 2, 8192, 64);
     worker_copy_agent(&a, 65536, 3);
@@ -272,7 +272,7 @@ static void expect_gaps(enum device_op op, enum device_beside beside, bool gaps)
 Test(cuda_copy, beside_steps_copies_leave_gaps)
 {
     daemon_begin(COPY_DMA, 40 * MIB);
-    fake_cuda_delay(2000);
+    fake_cuda.delay_us = 2000;
     worker_begin(&a, getpid(), 1, 600 * 1024, 0);
     expect_gaps(DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, false);
     for (unsigned op = 0; op < 2; op++) {
@@ -293,7 +293,7 @@ Test(cuda_copy, beside_steps_copies_leave_gaps)
 Test(cuda_copy, beside_one_of_two_that_compute)
 {
     daemon_begin(COPY_DMA, 40 * MIB);
-    fake_cuda_delay(2000);
+    fake_cuda.delay_us = 2000;
     for (unsigned leaves = 0; leaves < 2; leaves++) {
         worker_begin(&a, getpid(), 1, 600 * 1024, 0);
         worker_begin(&b, getpid(), 1, 600 * 1024, 0);
@@ -337,7 +337,7 @@ Test(cuda_copy, loads_first_if_the_site_wants_that)
 {
     busy_max_percent = 100;
     daemon_begin(COPY_DMA, 40 * MIB);
-    fake_cuda_delay(2000);
+    fake_cuda.delay_us = 2000;
     worker_begin(&a, getpid(), 1, 600 * 1024, 0);
     expect_gaps(DEVICE_LOAD, DEVICE_BESIDE_STEPS, false);
 }
@@ -375,22 +375,22 @@ Test(cuda_copy, memory_comes_and_goes)
     unsigned before;
 
     daemon_begin(COPY_SM, 6 * MIB);
-    before = fake_cuda_registered();
+    before = fake_cuda.registered;
     worker_begin(&a, getpid(), 4, 4096, 0);
     for (unsigned round = 1; round <= 3; round++) {
         copy_half(&j, &a, DEVICE_LOAD);
         job_run(&j);
-        cr_expect_gt(fake_cuda_registered(), before);
+        cr_expect_gt(fake_cuda.registered, before);
         device_set_memory_remove(set, slots, slots_bytes);
         cr_expect_eq(removals, round - 1, "not inside the call");
         while (removals < round)
             uv_run(&loop, UV_RUN_ONCE);
-        cr_expect_eq(fake_cuda_registered(), before);
+        cr_expect_eq(fake_cuda.registered, before);
         copy_half(&j, &a, DEVICE_LOAD);
         job_submit(&j, gpu);
         cr_expect_eq(job_wait(&j), -EINVAL);
         cr_assert_eq(device_set_memory_add(set, slots, slots_bytes), 0);
     }
     end();
-    cr_expect_eq(fake_cuda_registered(), before);
+    cr_expect_eq(fake_cuda.registered, before);
 }

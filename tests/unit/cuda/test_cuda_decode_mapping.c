@@ -162,7 +162,7 @@ Test(cuda_decode_mapping, places)
 
     cr_assert_eq(ucm_cuda_decode_places(d, mapping, numbers, places, 3, stream), 0, "%s",
                  ucm_cuda_errmsg());
-    cr_expect_eq(fake_cuda_registered(), 2);
+    cr_expect_eq(fake_cuda.registered, 2);
     cr_expect_eq(has(30).bytes, (uintptr_t)memory[1] + 5 * ENTRY);
     cr_expect_eq(has(30).seq, (uintptr_t)memory[0] + 5 * 8);
     cr_expect_eq(has(30).told, 12);
@@ -171,7 +171,7 @@ Test(cuda_decode_mapping, places)
     cr_expect_eq(has(5).bytes, 0);
     map(1);
     cr_expect_eq(put(4, place(1, 0)), 0);
-    cr_expect_eq(fake_cuda_registered(), 3, "each once");
+    cr_expect_eq(fake_cuda.registered, 3, "each once");
     cr_expect_eq(has(4).bytes, (uintptr_t)memory[2]);
     cr_expect_eq(ucm_cuda_decode_places(d, NULL, numbers, NULL, 1, stream), 0);
     cr_expect_eq(has(30).bytes, 0);
@@ -188,7 +188,7 @@ Test(cuda_decode_mapping, what_is_wanted_back)
     maps[1].wanted = 1; /* slab 0 */
     cr_expect_eq(update(0), 3);
     cr_expect_eq(released, 1);
-    cr_expect_eq(fake_cuda_registered(), 2);
+    cr_expect_eq(fake_cuda.registered, 2);
     for (uint32_t i = 0; i < 6; i++)
         cr_expect_eq(has(i).bytes != 0, i % 2 == 1, "%u", i);
     cr_expect_eq(update(0), 0);
@@ -211,7 +211,7 @@ Test(cuda_decode_mapping, another_connection)
     cr_expect_eq(update(0), 6);
     cr_expect_eq(released, 2);
     cr_expect_eq(has(3).bytes, 0);
-    cr_expect_eq(fake_cuda_registered(), 1);
+    cr_expect_eq(fake_cuda.registered, 1);
 }
 
 Test(cuda_decode_mapping, what_is_not_released_in_time_is_released_later)
@@ -235,7 +235,7 @@ Test(cuda_decode_mapping, of_smaller_blocks)
     part_bytes = ENTRY - 16;
     cr_expect_eq(ucm_cuda_decode_places(d, other, &number, &at, 1, stream), -UCM_EINVALID);
     cr_expect_not_null(strstr(ucm_cuda_errmsg(), "has 4080 bytes; 1 layers have 4096"));
-    cr_expect_eq(fake_cuda_registered(), 0);
+    cr_expect_eq(fake_cuda.registered, 0);
     cr_expect_eq(update(0), 0, "it is not asked any more");
     part_bytes = ENTRY;
     cr_expect_eq(put(2, at), 0);
@@ -252,10 +252,10 @@ Test(cuda_decode_mapping, one_at_a_time)
     cr_expect_not_null(strstr(ucm_cuda_errmsg(), "another mapping"));
     cr_expect_eq(ucm_cuda_decode_mapping_leave(d, stream), 0);
     cr_expect_eq(has(1).bytes, 0);
-    cr_expect_eq(fake_cuda_registered(), 0);
+    cr_expect_eq(fake_cuda.registered, 0);
     cr_expect_eq(update(0), 0, "there is none");
     cr_expect_eq(put(1, at), 0);
-    cr_expect_eq(fake_cuda_registered(), 2);
+    cr_expect_eq(fake_cuda.registered, 2);
 }
 
 Test(cuda_decode_mapping, registered_before_places_need_it)
@@ -266,20 +266,20 @@ Test(cuda_decode_mapping, registered_before_places_need_it)
     map(2);
     cr_expect_eq(ucm_cuda_decode_mapping_register(d, mapping, 1, &left), 0);
     cr_expect_eq(left, 3);
-    cr_expect_eq(fake_cuda_registered(), 1);
+    cr_expect_eq(fake_cuda.registered, 1);
     maps[3].wanted = 1; /* no place needs that one any more */
     cr_expect_eq(ucm_cuda_decode_mapping_register(d, mapping, 1, &left), 0);
     cr_expect_eq(left, 1);
     cr_expect_eq(put(1, place(1, 1)), 0, "registers what is left");
-    cr_expect_eq(fake_cuda_registered(), 3);
+    cr_expect_eq(fake_cuda.registered, 3);
     cr_expect_eq(ucm_cuda_decode_mapping_register(d, mapping, 1, &left), 0);
     cr_expect_eq(left, 0);
-    cr_expect_eq(fake_cuda_registered(), 3, "each once");
+    cr_expect_eq(fake_cuda.registered, 3, "each once");
     cr_expect_eq(ucm_cuda_decode_mapping_register(d, (void *)0x2000, 1, &left), -UCM_EINVALID);
     cr_expect_not_null(strstr(ucm_cuda_errmsg(), "another mapping"));
     cr_expect_eq(ucm_cuda_decode_mapping_register(d, NULL, 1, &left), -UCM_EINVALID);
     cr_expect_eq(ucm_cuda_decode_mapping_leave(d, stream), 0);
-    cr_expect_eq(fake_cuda_registered(), 0);
+    cr_expect_eq(fake_cuda.registered, 0);
 }
 
 static void *register_all(void *ctx)
@@ -307,8 +307,8 @@ Test(cuda_decode_mapping, registered_alongside_steps)
             cr_expect_eq(update(0), 0);
         }
         cr_assert_eq(pthread_join(beside, NULL), 0);
-        cr_expect_eq(fake_cuda_registered(), 4);
+        cr_expect_eq(fake_cuda.registered, 4);
         cr_expect_eq(ucm_cuda_decode_mapping_leave(d, stream), 0);
-        cr_expect_eq(fake_cuda_registered(), 0);
+        cr_expect_eq(fake_cuda.registered, 0);
     }
 }

@@ -19,7 +19,7 @@ static void begin(bool others)
     g = (struct gpu *)gpu;
     g->busy = (struct busy){.others = others,
                             .until_ns = UINT64_MAX}; /* no probe: the thread waits for jobs */
-    fake_cuda_delay(20000);
+    fake_cuda.delay_us = 20000;
 }
 
 static void end(void)

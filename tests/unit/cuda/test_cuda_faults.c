@@ -174,13 +174,13 @@ Test(cuda_faults, a_kernel_that_can_not_be_followed_has_ended)
     bad_begin_served();
     page = (uint8_t *)(uintptr_t)bad.memory;
     bytes_random(slots, BLOCKS * bad.slot_bytes, 9);
-    fake_cuda_hold(true);
-    fake_cuda_fail_records(8);
+    fake_cuda.hold = true;
+    fake_cuda.bad_records = 8;
     copy_half(&j, &bad, DEVICE_LOAD);
     job_submit(&j, gpu);
     loop_for(100);
     cr_assert_not(j.done, "its kernels have not begun");
-    fake_cuda_hold(false);
+    fake_cuda.hold = false;
     cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
     for (uint32_t n = half_first(DEVICE_LOAD); n < BLOCKS; n += 2)
         cr_assert_eq(memcmp(page + n * 4096, slots + n * bad.slot_bytes, 4096), 0);
@@ -189,7 +189,7 @@ Test(cuda_faults, a_kernel_that_can_not_be_followed_has_ended)
     fake_cuda_fence();
     for (uint64_t i = 0; i < bad.bytes; i++)
         cr_assert_eq(page[i], 0x5A, "written after the answer");
-    fake_cuda_fail_records(0);
+    fake_cuda.bad_records = 0;
 }
 
 /* A process that writes anything anywhere in the shared memory, while copies go through it. */
@@ -217,7 +217,7 @@ Test(cuda_faults, memory_that_changes_underneath)
 {
     static struct test_job j[8];
 
-    fake_cuda_delay(20);
+    fake_cuda.delay_us = 20;
     for (unsigned round = 0; round < 2; round++) {
         uint8_t *guard = slots + BLOCKS * UINT64_C(65536);
         pid_t pid;
@@ -435,13 +435,13 @@ Test(cuda_faults_lost, a_lost_context_ends_every_copy)
     unsigned failed = 0;
 
     worker_copy_agent(&good, 65536, 4);
-    fake_cuda_delay(2000);
+    fake_cuda.delay_us = 2000;
     for (unsigned i = 0; i < 16; i++) {
         copy_half(&j[i], &good, i % 2 ? DEVICE_DUMP : DEVICE_LOAD);
         job_submit(&j[i], gpu);
     }
     loop_for(5);
-    fake_cuda_lose(CUDA_ERROR_LAUNCH_FAILED);
+    fake_cuda.lost = CUDA_ERROR_LAUNCH_FAILED;
     for (unsigned i = 0; i < 16; i++)
         failed += job_wait(&j[i]) != 0;
     cr_assert_gt(failed, 0);
@@ -453,5 +453,5 @@ Test(cuda_faults_lost, a_lost_context_ends_every_copy)
     loop_for(20);
     cr_assert_eq(failures, 1, "reported once");
     cr_assert_eq(atomic_load(&good.shared->words.dead), 1, "no copy agent begins anything more");
-    fake_cuda_lose(CUDA_SUCCESS);
+    fake_cuda.lost = CUDA_SUCCESS;
 }

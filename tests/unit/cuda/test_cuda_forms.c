@@ -192,7 +192,7 @@ Test(cuda_forms, every_way, .timeout = 120)
 {
     for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++)
         for (unsigned round = 0; round < ways[i].rounds; round++) {
-            fake_cuda_delay(ways[i].delay_us);
+            fake_cuda.delay_us = ways[i].delay_us;
             begin(ways[i].strategy, ways[i].does);
             if (ways[i].by == COPY_STAGED)
                 worker_copy_agent(&w, 256 << 10, 4);

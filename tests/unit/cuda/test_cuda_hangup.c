@@ -115,10 +115,10 @@ Test(cuda_hangup, its_event_is_not_waited_for)
 static void begin_claimed(struct test_job *j, enum device_op op)
 {
     worker_copy_agent(&w, MIB, 4);
-    fake_cuda_hold(true);
+    fake_cuda.hold = true;
     copy_half(j, &w, op);
     job_submit(j, gpu);
-    while (orders_in(&w, STAGING_CLAIMED, -1) == 0 || !fake_cuda_holds())
+    while (orders_in(&w, STAGING_CLAIMED, -1) == 0 || !fake_cuda.holds)
         uv_run(&loop, UV_RUN_NOWAIT);
 }
 
@@ -129,7 +129,7 @@ Test(cuda_hangup, what_is_gathered_afterwards_is_not_stored)
     begin(COPY_STAGED);
     begin_claimed(&j, DEVICE_DUMP);
     hang_up();
-    fake_cuda_hold(false);
+    fake_cuda.hold = false;
     expect_given_up(&j);
 }
 
@@ -141,16 +141,16 @@ Test(cuda_hangup, a_lost_context_waits_for_what_copy_agents_claimed)
     begin(COPY_STAGED);
     worker_begin(&other, getpid(), 2, 4096, 0);
     begin_claimed(&j, DEVICE_LOAD);
-    fake_cuda_lose(CUDA_ERROR_LAUNCH_FAILED);
+    fake_cuda.lost = CUDA_ERROR_LAUNCH_FAILED;
     copy_half(&k, &other, DEVICE_LOAD);
     job_submit(&k, gpu);
     cr_expect_eq(job_wait(&k), -EIO);
     loop_for(20);
     cr_expect(!j.done, "its kernel may still write");
-    fake_cuda_hold(false);
+    fake_cuda.hold = false;
     cr_expect_eq(job_wait(&j), -EIO, "%s", j.job.error.text);
     cr_expect_eq(orders_in(&w, STAGING_CLAIMED, -1), 0);
-    fake_cuda_lose(CUDA_SUCCESS);
+    fake_cuda.lost = CUDA_SUCCESS;
 }
 
 /* ---- others ---- */
@@ -164,7 +164,7 @@ Test(cuda_hangup, copies_that_wait_for_entries_hold_up_nobody)
     begin(COPY_STAGED);
     worker_begin(&other, getpid(), 2, 4096, 0);
     worker_copy_agent(&w, 65536, 4);
-    fake_cuda_hold(true);
+    fake_cuda.hold = true;
     for (unsigned i = 0; i < MANY; i++) {
         copy_init(&many[i], &w, DEVICE_LOAD);
         copy_add(&many[i], &w, i, i);
@@ -174,7 +174,7 @@ Test(cuda_hangup, copies_that_wait_for_entries_hold_up_nobody)
     job_run(&one);
     for (unsigned i = 0; i < MANY; i++)
         cr_expect_not(many[i].done);
-    fake_cuda_hold(false);
+    fake_cuda.hold = false;
     for (unsigned i = 0; i < MANY; i++)
         cr_assert_eq(job_wait(&many[i]), 0, "%s", many[i].job.error.text);
     hang_up();

@@ -196,7 +196,7 @@ static void each(enum copy_strategy strategy, bool open)
         &(struct ucm_rope_shift){16, 70000, 0, 0}, table);
     for (uint32_t i = 0; i < BLOCKS; i++)
         shifts[i] = i % 3 == 2 ? NULL : table;
-    fake_cuda_delay(1000);
+    fake_cuda.delay_us = 1000;
     for (unsigned n = 1; run(strategy, n, open); n++)
         cr_assert_lt(n, 1000);
 }

@@ -20,7 +20,7 @@ Test(cuda_pin, one_gpu_after_the_other, .timeout = 60)
     static struct test_job j[2];
 
     daemon_begin(COPY_AUTO, 1 * MIB);
-    fake_cuda_register_together();
+    fake_cuda.register_together = true;
     worker_begin_on(&a, 0);
     worker_begin_on(&b, 1);
     copy_half(&j[0], &a, DEVICE_LOAD);
@@ -29,7 +29,7 @@ Test(cuda_pin, one_gpu_after_the_other, .timeout = 60)
     job_submit(&j[1], b.region->device);
     for (unsigned i = 0; i < 2; i++)
         cr_assert_eq(job_wait(&j[i]), 0, "%s", j[i].job.error.text);
-    cr_assert_not(fake_cuda_registered_together());
+    cr_assert_not(fake_cuda.registered_together);
     worker_end(&a);
     worker_end(&b);
     daemon_end();
@@ -40,7 +40,7 @@ Test(cuda_pin, what_could_not_be_pinned_is_tried_again, .timeout = 60)
     static struct test_job j;
 
     daemon_begin(COPY_AUTO, 1 * MIB);
-    fake_cuda_refuse_registrations(true);
+    fake_cuda.refuse_registrations = true;
     worker_begin_on(&a, 0);
     for (unsigned i = 0; i < 2; i++) { /* each job gets the reason */
         copy_half(&j, &a, DEVICE_LOAD);
@@ -49,7 +49,7 @@ Test(cuda_pin, what_could_not_be_pinned_is_tried_again, .timeout = 60)
         cr_assert(strstr(j.job.error.text, "can't be pinned: ") && strlen(j.job.error.text) > 30,
                   "%s", j.job.error.text);
     }
-    fake_cuda_refuse_registrations(false);
+    fake_cuda.refuse_registrations = false;
     fake_clock_pass(2000);
     copy_half(&j, &a, DEVICE_LOAD);
     job_submit(&j, gpu);
@@ -69,16 +69,16 @@ Test(cuda_pin, nothing_more_is_pinned_when_the_daemon_ends, .timeout = 60)
     daemon_begin(COPY_AUTO, 1 * MIB);
     worker_begin_on(&a, 0);
     worker_end(&a); /* the GPU's context stays */
-    begun = fake_cuda_registrations();
-    fake_cuda_hold_registrations(true);
+    begun = fake_cuda.registrations;
+    fake_cuda.hold_registrations = true;
     cr_assert_eq(device_set_memory_add(set, memory, bytes), 0);
-    while (fake_cuda_registrations() == begun)
+    while (fake_cuda.registrations == begun)
         usleep(100);
     work_quit(&((struct gpu *)gpu)->work);
-    begun = fake_cuda_registrations();
-    fake_cuda_hold_registrations(false);
+    begun = fake_cuda.registrations;
+    fake_cuda.hold_registrations = false;
     daemon_end();
-    cr_assert_eq(fake_cuda_registrations(), begun);
-    cr_assert_eq(fake_cuda_registered(), 0);
+    cr_assert_eq(fake_cuda.registrations, begun);
+    cr_assert_eq(fake_cuda.registered, 0);
     munmap(memory, bytes);
 }

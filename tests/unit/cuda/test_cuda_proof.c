@@ -46,13 +46,13 @@ static void taken(struct device_region *r)
 /* Handles with other fields, of an unknown driver, can't be checked. */
 Test(cuda_proof, handles_of_an_unknown_driver_are_taken, .timeout = 60)
 {
-    fake_cuda_handles_unlike(true);
+    fake_cuda.handles_unlike = true;
     begin();
     taken(region_new(1));
     unproven = true;
     refused(region_new(1), UCM_WIRE_DENIED, "region.challenge");
     end();
-    fake_cuda_handles_unlike(false);
+    fake_cuda.handles_unlike = false;
 }
 
 /* ---- events ---- */

@@ -129,7 +129,7 @@ Test(cuda_sparse, launches_of_few_sequences_take_clusters)
     options.score.metric = UCM_SPARSE_ROUNDED;
     options.score.reduce = UCM_SPARSE_REDUCE_SOFTMAX;
     for (int at_once = 0; at_once <= 6; at_once++) { /* a sequence has two lists */
-        fake_cuda_clusters(at_once);
+        fake_cuda.clusters = at_once;
         cr_assert_eq(ucm_cuda_select_open(uuid, &summary, &options, &s), 0, "%s",
                      ucm_cuda_errmsg());
         (void)fake_cuda_launched(cluster); /* to load it */

@@ -253,10 +253,10 @@ Test(cuda_staging_entries, a_lost_context_ends_all_in_them)
     entries_hold(DEVICE_LOAD, held);
     order_serve(held[0]);
     (void)order_wait(); /* one is posted, */
-    fake_cuda_delay(20000);
+    fake_cuda.delay_us = 20000;
     order_serve(held[1]); /* one is filled or will be */
     loop_for(2);
-    fake_cuda_lose(CUDA_ERROR_LAUNCH_FAILED);
+    fake_cuda.lost = CUDA_ERROR_LAUNCH_FAILED;
     /* its launch shows the daemon the loss, if no other call does */
     copy_init(&seen, &a, DEVICE_LOAD);
     copy_add(&seen, &a, 0, 0);
@@ -269,7 +269,7 @@ Test(cuda_staging_entries, a_lost_context_ends_all_in_them)
                       jobs[i].job.error.text);
     for (unsigned i = HELD; i < JOBS; i++)
         cr_expect_eq(jobs[i].status, -EIO, "%u", i);
-    fake_cuda_lose(CUDA_SUCCESS);
+    fake_cuda.lost = CUDA_SUCCESS;
 }
 
 /* Requests of other planes or another region, and those that re-rotate K, are passed over. */

@@ -355,9 +355,9 @@ static void kernel_run(unsigned us)
     CUfunction copy;
 
     cr_assert_eq(cuModuleGetFunction(&copy, (CUmodule)arguments, UCM_COPY_KERNEL), CUDA_SUCCESS);
-    fake_cuda_slow(us);
+    fake_cuda.slow_us = us;
     cr_assert_eq(cuLaunchKernel(copy, 1, 1, 1, 1, 1, 1, 0, stream, arguments, NULL), CUDA_SUCCESS);
-    fake_cuda_slow(0);
+    fake_cuda.slow_us = 0;
 }
 
 Test(cuda_stream, goes_on_when_the_handle_is_closed)
@@ -383,12 +383,12 @@ Test(cuda_stream, refuses_what_it_cannot_serve)
     cr_expect_eq(ucm_cuda_stream_wait(NULL, task, 1, stream, -1), -UCM_EINVALID);
     cr_expect_eq(ucm_cuda_stream_wait(cuda, NULL, 1, stream, -1), -UCM_EINVALID);
     cr_expect_eq(ucm_cuda_stream_waits_end(cuda, NULL), -UCM_EINVALID);
-    fake_cuda_capture(true);
+    fake_cuda.capturing = true;
     cr_expect_eq(ucm_cuda_stream_wait(cuda, task, 1, stream, -1), -UCM_EINVALID);
-    fake_cuda_capture(false);
-    fake_cuda_refuse_waits(true);
+    fake_cuda.capturing = false;
+    fake_cuda.refuse_waits = true;
     cr_expect_eq(ucm_cuda_stream_wait(cuda, task, 1, stream, -1), -UCM_EDEVICE);
-    fake_cuda_refuse_waits(false);
+    fake_cuda.refuse_waits = false;
     cr_expect_not(parked(stream));
     end(task, 0);
 }

@@ -12,6 +12,7 @@
 #include "daemon/format/checksum.h"
 #include "daemon/shared/backend.h"
 #include "tests/runner/bytes.h"
+#include "tests/runner/wipe.h"
 #include "tests/unit/shared/shared_directory.h"
 
 #include <criterion/criterion.h>
@@ -69,18 +70,6 @@ struct contract_op {
 
 /* ---- where a root lies ---- */
 
-static inline int contract_wipe_cb(const char *path, const struct stat *st, int type,
-                                   struct FTW *at)
-{
-    (void)st, (void)type, (void)at;
-    return remove(path);
-}
-
-static inline int contract_wipe(const char *directory)
-{
-    return nftw(directory, contract_wipe_cb, 16, FTW_DEPTH | FTW_PHYS);
-}
-
 /* A directory of the test's own, below that one; contract_directory_end removes it. */
 static inline void contract_directory_begin(struct contract *c, const char *below)
 {
@@ -90,7 +79,7 @@ static inline void contract_directory_begin(struct contract *c, const char *belo
 
 static inline void contract_directory_end(struct contract *c)
 {
-    cr_assert_eq(contract_wipe(c->directory), 0);
+    cr_assert_eq(wipe(c->directory), 0);
 }
 
 /* ---- running operations ---- */

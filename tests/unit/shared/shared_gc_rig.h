@@ -7,13 +7,15 @@
 #include "daemon/format/bytes.h"
 #include "daemon/gc/gc.h"
 #include "daemon/shared/shared_internal.h"
+#include "tests/runner/bytes.h"
+#include "tests/runner/wipe.h"
+#include "tests/unit/random.h"
 #include "tests/unit/shared/shared_directory.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,15 +53,6 @@ struct rig {
     unsigned n;
     bool timed_out;
 };
-
-static inline uint64_t rig_random(uint64_t *state)
-{
-    *state += 0x9e3779b97f4a7c15ull;
-    uint64_t z = *state;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
 
 /* ---- a directory with faults ---- */
 
@@ -332,14 +325,6 @@ static inline void rig_next(struct rig *g, unsigned host, struct shared_root *ne
     rig_host_config(g, host, 3600000);
 }
 
-static inline int rig_unlink(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-    (void)st;
-    (void)type;
-    (void)ftw;
-    return remove(path);
-}
-
 static inline void rig_host_end(struct rig *g, struct rig_host *h)
 {
     if (!h->root)
@@ -368,7 +353,7 @@ static inline void rig_end(struct rig *g)
     } else {
         uv_run(g->loop, UV_RUN_NOWAIT); /* what was closed ends in one turn */
     }
-    nftw(g->directory, rig_unlink, 16, FTW_DEPTH | FTW_PHYS);
+    (void)wipe(g->directory);
 }
 
 /* ---- files ---- */
@@ -524,10 +509,8 @@ static inline int rig_do(struct rig *g, enum shared_verb verb, const struct bloc
 static inline uint8_t *rig_pattern(const struct block_file_id *id, uint64_t bytes)
 {
     uint8_t *data = malloc(bytes);
-    uint64_t state = get32(id->key) * 256ull + id->part;
 
-    for (uint64_t i = 0; i < bytes; i++)
-        data[i] = (uint8_t)rig_random(&state);
+    bytes_random(data, bytes, get32(id->key) * 256ull + id->part);
     return data;
 }
 

@@ -2,13 +2,13 @@
 #include "daemon/backend/directory/directory.h"
 #include "daemon/backend/directory/uncached.h"
 #include "tests/runner/bytes.h"
+#include "tests/runner/wipe.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <linux/magic.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -42,15 +42,9 @@ static void begin(void)
     root_make("/tmp");
 }
 
-static int wipe_cb(const char *path, const struct stat *st, int type, struct FTW *at)
-{
-    (void)st, (void)type, (void)at;
-    return remove(path);
-}
-
 static void end(void)
 {
-    cr_assert_eq(nftw(root, wipe_cb, 16, FTW_DEPTH | FTW_PHYS), 0);
+    cr_assert_eq(wipe(root), 0);
     free(memory);
 }
 

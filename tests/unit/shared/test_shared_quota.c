@@ -111,16 +111,6 @@ Test(shared_quota, what_is_guaranteed_stays_though_it_is_the_oldest)
     cr_expect_eq(left(2, 120, 40), 40u, "the oldest of the others went");
 }
 
-Test(shared_quota, without_a_guarantee_the_oldest_go)
-{
-    note(1, "quiet", 0);
-    put(1, 40, 9000000);
-    put(2, 160, 600);
-    capacity(100);
-    rig_pass(&g, 0);
-    cr_expect_eq(left(1, 0, 40), 0u);
-}
-
 Test(shared_quota, beyond_its_guarantee_a_tenant_loses_its_oldest)
 {
     note(1, "quiet", 0);

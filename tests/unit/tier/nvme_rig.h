@@ -52,15 +52,6 @@ struct rig {
 };
 static struct rig rig;
 
-static inline uint64_t rig_random(uint64_t *state)
-{
-    *state += 0x9e3779b97f4a7c15ull;
-    uint64_t z = *state;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
-
 static inline bool rig_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
 {
     struct rig_part *p = &rig.parts[owner - 1];
@@ -325,18 +316,13 @@ static inline void rig_name(struct tier_ns_record *n, bool forget)
 static inline int part_write(unsigned number, uint64_t bytes)
 {
     struct rig_part *p = &rig.parts[number];
-    uint64_t seed = number;
 
     p->io.bytes = bytes;
     p->io.name.owner = number + 1;
     p->io.name.key_bytes = 32;
     p->io.name.part = number % 8;
     memset(p->io.name.fingerprint, RIG_FINGERPRINT, sizeof(p->io.name.fingerprint));
-    for (unsigned i = 0; i < 32; i += 8) {
-        uint64_t v = rig_random(&seed);
-
-        memcpy(p->io.name.key + i, &v, 8);
-    }
+    bytes_random(p->io.name.key, 32, number);
     bytes_put(part_data(number), bytes, number);
     return part_submit(number, TIER_WRITE);
 }

@@ -1,4 +1,5 @@
 /* Sanitizers: thread */
+#include "tests/unit/random.h"
 #include "tests/unit/tier/nvme_rig.h"
 
 TestSuite(nvme, .fini = rig_close);
@@ -7,18 +8,17 @@ static const enum config_io engines[] = {CONFIG_IO_THREADS, CONFIG_IO_URING};
 #define BOTH_ENGINES(io) for (unsigned k = 0; k < 2 && (io = engines[k], true); k++)
 
 /* Sizes about a sector, a page, and the most that the event loop sums by itself; then any. */
-static uint64_t round_trip_bytes(unsigned i, uint64_t *seed)
+static uint64_t round_trip_bytes(unsigned i)
 {
     static const uint64_t edges[] = {1, 511, 512, 4095, 4096, 4097, 16384, 16385, 10 * 32768};
 
     if (i < sizeof(edges) / sizeof(edges[0]))
         return edges[i];
-    return 1 + rig_random(seed) % 4096 + rig_random(seed) % 10 * 32768;
+    return 1 + below(4096) + below(10) * 32768;
 }
 
 static void round_trip(enum config_io io)
 {
-    uint64_t seed = 1;
     unsigned n = 300;
 
     rig_init(1, 1 * MIB + 64 * 4 * MIB, 4 * MIB, io);
@@ -26,7 +26,7 @@ static void round_trip(enum config_io io)
     rig_open();
     rig_memory(n, 10 * 32768);
     for (unsigned i = 0; i < n; i++)
-        cr_assert_eq(part_write(i, round_trip_bytes(i, &seed)), 0);
+        cr_assert_eq(part_write(i, round_trip_bytes(i)), 0);
     rig_run();
     for (unsigned i = 0; i < n; i++)
         cr_assert_eq(rig.parts[i].status, 0, "%s", strerror(-rig.parts[i].status));
@@ -136,12 +136,10 @@ Test(nvme, churn_reclaims_and_never_mixes_up)
 
     BOTH_ENGINES(io)
     {
-        uint64_t seed = 7;
-
         rig_start(2, 9 * MIB, 1 * MIB, io, 400, 200000);
         for (unsigned round = 0; round < 10; round++) {
             for (unsigned i = round * 40; i < (round + 1) * 40; i++)
-                cr_assert_eq(part_write(i, 100000 + rig_random(&seed) % 4 * 30000), 0);
+                cr_assert_eq(part_write(i, 100000 + below(4) * 30000), 0);
             rig_run();
             cr_assert_geq(rig_verify(), 40);
         }
