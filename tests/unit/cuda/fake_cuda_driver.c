@@ -402,6 +402,15 @@ CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute,
 
 /* ---- VMM memory: this driver has none ---- */
 
+#pragma weak cuMemGetAllocationPropertiesFromHandle
+#pragma weak cuMemGetAllocationGranularity
+#pragma weak cuMemAddressReserve
+#pragma weak cuMemAddressFree
+#pragma weak cuMemMap
+#pragma weak cuMemUnmap
+#pragma weak cuMemSetAccess
+#pragma weak cuMemRelease
+
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *handle,
                                         CUmemAllocationHandleType type)
 {
@@ -411,50 +420,9 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void 
 
 void fake_cuda_install(void)
 {
-#define USE(name) cuda.name = name;
-    USE(cuInit)
-    USE(cuDriverGetVersion)
-    USE(cuGetErrorName)
-    USE(cuGetErrorString)
-    USE(cuDeviceGetCount)
-    USE(cuDeviceGet)
-    USE(cuDeviceGetName)
-    USE(cuDeviceGetUuid)
-    USE(cuDeviceGetAttribute)
-    USE(cuDevicePrimaryCtxRetain)
-    USE(cuDevicePrimaryCtxRelease)
-    USE(cuCtxSetCurrent)
-    USE(cuCtxGetStreamPriorityRange)
-    USE(cuModuleLoadData)
-    USE(cuModuleUnload)
-    USE(cuModuleGetFunction)
-    USE(cuStreamCreateWithPriority)
-    USE(cuStreamDestroy)
-    USE(cuStreamSynchronize)
-    USE(cuEventCreate)
-    USE(cuEventDestroy)
-    USE(cuStreamWaitEvent)
-    USE(cuMemAlloc)
-    USE(cuMemGetInfo)
-    USE(cuMemsetD8Async)
-    USE(cuMemFree)
-    USE(cuMemcpyHtoDAsync)
-    USE(cuMemcpyDtoHAsync)
-    USE(cuMemcpy2DAsync)
-    USE(cuMemHostAlloc)
-    USE(cuMemFreeHost)
-    USE(cuMemHostRegister)
-    USE(cuMemHostUnregister)
-    USE(cuMemHostGetDevicePointer)
-    USE(cuMemGetAddressRange)
-    USE(cuPointerGetAttribute)
-    USE(cuIpcGetMemHandle)
-    USE(cuIpcOpenMemHandle)
-    USE(cuIpcCloseMemHandle)
-    USE(cuIpcOpenEventHandle)
-    USE(cuMemImportFromShareableHandle)
-    USE(cuMemcpyBatchAsync)
-    USE(cuMemcpy3DBatchAsync)
+#define USE(name, version) cuda.name = name;
+    CUDA_API(USE)
+    CUDA_API_OPTIONAL(USE)
 #undef USE
     cuda.cuEventQuery = fake_cuda_daemon_query;
     cuda.cuLaunchKernel = fake_cuda_daemon_launch;

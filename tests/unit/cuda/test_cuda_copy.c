@@ -132,14 +132,6 @@ Test(cuda_copy, as_the_planner_likes)
     strategy_test(COPY_AUTO, true);
 }
 
-Test(cuda_copy, staged_without_a_ring_goes_straight)
-{
-    daemon_begin(COPY_STAGED, 6 * MIB);
-    worker_begin(&a, getpid(), 4, 4096, 0);
-    round_of(&a, 3);
-    cr_assert_eq(staged_bytes(), 0);
-}
-
 static void expect_staged(struct test_job *j, bool staged)
 {
     uint64_t before = staged_bytes();
@@ -249,8 +241,8 @@ static void launches_of(struct test_job *j, struct worker_side *w, enum device_o
     *at_once = fake_cuda_most_events();
 }
 
-static void expect_gaps_of(struct worker_side *w, enum device_op op, enum device_beside beside,
-                           bool gaps)
+static void expect_gaps(struct worker_side *w, enum device_op op, enum device_beside beside,
+                        bool gaps)
 {
     static struct test_job j;
     unsigned launches, at_once;
@@ -261,11 +253,6 @@ static void expect_gaps_of(struct worker_side *w, enum device_op op, enum device
     cr_expect_eq(at_once > 1, !gaps, "%u at once, operation %d, beside %d", at_once, op, beside);
 }
 
-static void expect_gaps(enum device_op op, enum device_beside beside, bool gaps)
-{
-    expect_gaps_of(&a, op, beside, gaps);
-}
-
 /* The engine's own copies get their turn between two launches. What a worker says holds for all
  * copies, also for those that say nothing. It holds until the worker says otherwise, says nothing
  * for a while, or closes its region. */
@@ -274,19 +261,19 @@ Test(cuda_copy, beside_steps_copies_leave_gaps)
     daemon_begin(COPY_DMA, 40 * MIB);
     fake_cuda.delay_us = 2000;
     worker_begin(&a, getpid(), 1, 600 * 1024, 0);
-    expect_gaps(DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, false);
+    expect_gaps(&a, DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, false);
     for (unsigned op = 0; op < 2; op++) {
-        expect_gaps(op ? DEVICE_DUMP : DEVICE_LOAD, DEVICE_BESIDE_STEPS, true);
-        expect_gaps(op ? DEVICE_DUMP : DEVICE_LOAD, DEVICE_BESIDE_NOTHING, false);
+        expect_gaps(&a, op ? DEVICE_DUMP : DEVICE_LOAD, DEVICE_BESIDE_STEPS, true);
+        expect_gaps(&a, op ? DEVICE_DUMP : DEVICE_LOAD, DEVICE_BESIDE_NOTHING, false);
     }
-    expect_gaps(DEVICE_DUMP, DEVICE_BESIDE_STEPS, true);
-    expect_gaps(DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, true);
+    expect_gaps(&a, DEVICE_DUMP, DEVICE_BESIDE_STEPS, true);
+    expect_gaps(&a, DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, true);
     fake_clock_pass(300);
-    expect_gaps(DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, false);
-    expect_gaps(DEVICE_DUMP, DEVICE_BESIDE_STEPS, true);
+    expect_gaps(&a, DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, false);
+    expect_gaps(&a, DEVICE_DUMP, DEVICE_BESIDE_STEPS, true);
     worker_end(&a);
     worker_begin(&a, getpid(), 1, 600 * 1024, 0);
-    expect_gaps(DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, false);
+    expect_gaps(&a, DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, false);
 }
 
 /* A worker that is idle, or leaves, takes nothing from another. */
@@ -297,14 +284,14 @@ Test(cuda_copy, beside_one_of_two_that_compute)
     for (unsigned leaves = 0; leaves < 2; leaves++) {
         worker_begin(&a, getpid(), 1, 600 * 1024, 0);
         worker_begin(&b, getpid(), 1, 600 * 1024, 0);
-        expect_gaps_of(&a, DEVICE_LOAD, DEVICE_BESIDE_STEPS, true);
-        expect_gaps_of(&b, DEVICE_LOAD, DEVICE_BESIDE_STEPS, true);
+        expect_gaps(&a, DEVICE_LOAD, DEVICE_BESIDE_STEPS, true);
+        expect_gaps(&b, DEVICE_LOAD, DEVICE_BESIDE_STEPS, true);
         if (leaves)
             worker_end(&b);
         else
-            expect_gaps_of(&b, DEVICE_LOAD, DEVICE_BESIDE_NOTHING, true);
-        expect_gaps_of(&a, DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, true);
-        expect_gaps_of(&a, DEVICE_LOAD, DEVICE_BESIDE_NOTHING, false);
+            expect_gaps(&b, DEVICE_LOAD, DEVICE_BESIDE_NOTHING, true);
+        expect_gaps(&a, DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, true);
+        expect_gaps(&a, DEVICE_LOAD, DEVICE_BESIDE_NOTHING, false);
         if (!leaves)
             worker_end(&b);
         worker_end(&a);
@@ -315,15 +302,13 @@ Test(cuda_copy, beside_one_of_two_that_compute)
 Test(cuda_copy, who_is_in_a_hurry_waits_for_no_shared_tier)
 {
     static struct test_job urgent, awaited, other;
-    struct test_job *jobs[] = {&urgent, &awaited};
 
     bus_byte_ns = 10;
     busy_max_percent = 1;
     daemon_begin(COPY_DMA, 40 * MIB);
     worker_begin(&a, getpid(), 1, 600 * 1024, 0);
-    for (unsigned k = 0; k < 2; k++) {
-        copy_all(jobs[k], &a, DEVICE_LOAD);
-    }
+    copy_all(&urgent, &a, DEVICE_LOAD);
+    copy_all(&awaited, &a, DEVICE_LOAD);
     copy_half(&other, &a, DEVICE_DUMP);
     other.job.beside = urgent.job.beside = DEVICE_BESIDE_STEPS;
     urgent.job.deadline_ms = fake_clock_ms() + 1000;
@@ -339,7 +324,7 @@ Test(cuda_copy, loads_first_if_the_site_wants_that)
     daemon_begin(COPY_DMA, 40 * MIB);
     fake_cuda.delay_us = 2000;
     worker_begin(&a, getpid(), 1, 600 * 1024, 0);
-    expect_gaps(DEVICE_LOAD, DEVICE_BESIDE_STEPS, false);
+    expect_gaps(&a, DEVICE_LOAD, DEVICE_BESIDE_STEPS, false);
 }
 
 /* A dump after an event, also a staged one, reads the bytes that were there when the event came. */

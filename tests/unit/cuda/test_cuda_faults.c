@@ -314,6 +314,32 @@ Test(cuda_faults, shared_memory_of_another_size_is_refused)
     ring_refused(bytes, 16 << 20, F_SEAL_SHRINK | F_SEAL_GROW, "no pages past its end");
 }
 
+static void bad_region_taken(void)
+{
+    cr_assert_eq(control(DEVICE_OPEN, bad.region, NULL, &e), 0, "%s", e.text);
+}
+
+static void begin_unlike(void)
+{
+    fake_cuda.handles_unlike = true; /* the daemon looks at handles of its own first */
+    begin();
+}
+
+TestSuite(cuda_faults_unlike, .init = begin_unlike, .fini = end, .timeout = 60);
+
+/* Handles with other fields, of an unknown driver, can't be checked. Only a worker that can write
+ * to memory registers it by such a handle, too. A refused handle is closed again. */
+Test(cuda_faults_unlike, handles_of_an_unknown_driver_are_taken)
+{
+    bad_region(0);
+    bad_region_taken();
+    cr_assert_eq(control(DEVICE_CLOSE, bad.region, NULL, &e), 0, "%s", e.text);
+    unproven = true;
+    cr_assert_eq(control(DEVICE_OPEN, bad.region, NULL, &e), -EINVAL);
+    cr_assert(e.code == UCM_WIRE_DENIED && strstr(e.text, "region.challenge"), "%s", e.text);
+    bad_region_free();
+}
+
 /* A worker that the daemon can't see gets no ring, and no access to another worker's memory. */
 Test(cuda_faults, workers_that_are_not_visible_are_told_apart)
 {
@@ -399,6 +425,22 @@ Test(cuda_faults, an_event_of_a_foreign_worker_is_not_opened)
     event_begin(&event, true);
     copy_half_behind(&j, &bad, DEVICE_DUMP, &event, 20000);
     job_fails(&j, -EINVAL, "wait for the event in the worker");
+    copy_half(&j, &bad, DEVICE_DUMP);
+    job_run(&j);
+    cr_assert_eq(cuEventDestroy(event.event), CUDA_SUCCESS);
+}
+
+Test(cuda_faults, a_stranger_has_no_events)
+{
+    static struct test_job j;
+    struct worker_event event;
+
+    bad_region(0);
+    bad.region->stranger = true;
+    bad_region_taken();
+    event_begin(&event, true);
+    copy_half_behind(&j, &bad, DEVICE_DUMP, &event, 20000);
+    job_fails(&j, -EINVAL, "another tenant");
     copy_half(&j, &bad, DEVICE_DUMP);
     job_run(&j);
     cr_assert_eq(cuEventDestroy(event.event), CUDA_SUCCESS);

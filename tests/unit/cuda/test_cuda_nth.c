@@ -22,38 +22,43 @@ static bool fails(void)
     return atomic_fetch_add(&calls, 1) + 1 == atomic_load(&fail_at);
 }
 
-/* Errors after which a context goes on. */
-#define NTH(name, parameters, ...)                                                                 \
+/* The calls that fail, with errors after which a context goes on: name, parameters, arguments. */
+#define EACH_CALL(CALL)                                                                            \
+    CALL(cuEventRecord, (CUevent e, CUstream s), (e, s))                                           \
+    CALL(cuStreamWaitEvent, (CUstream s, CUevent e, unsigned flags), (s, e, flags))                \
+    CALL(cuLaunchKernel,                                                                           \
+         (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,           \
+          unsigned bz, unsigned shared, CUstream s, void **arguments, void **extra),               \
+         (f, gx, gy, gz, bx, by, bz, shared, s, arguments, extra))                                 \
+    CALL(cuMemcpyBatchAsync,                                                                       \
+         (CUdeviceptr * to, CUdeviceptr * from, size_t * sizes, size_t n,                          \
+          CUmemcpyAttributes * attributes, size_t * first, size_t n_attributes, CUstream s),       \
+         (to, from, sizes, n, attributes, first, n_attributes, s))                                 \
+    CALL(cuMemcpy3DBatchAsync,                                                                     \
+         (size_t n, CUDA_MEMCPY3D_BATCH_OP * ops, unsigned long long flags, CUstream s),           \
+         (n, ops, flags, s))                                                                       \
+    CALL(cuStreamCreateWithPriority, (CUstream * out, unsigned flags, int priority),               \
+         (out, flags, priority))                                                                   \
+    CALL(cuEventCreate, (CUevent * out, unsigned flags), (out, flags))                             \
+    CALL(cuMemHostAlloc, (void **out, size_t bytes, unsigned flags), (out, bytes, flags))          \
+    CALL(cuMemHostRegister, (void *memory, size_t bytes, unsigned flags), (memory, bytes, flags))  \
+    CALL(cuMemHostGetDevicePointer, (CUdeviceptr * out, void *memory, unsigned flags),             \
+         (out, memory, flags))                                                                     \
+    CALL(cuMemAlloc, (CUdeviceptr * out, size_t bytes), (out, bytes))                              \
+    CALL(cuMemcpyHtoDAsync, (CUdeviceptr to, const void *from, size_t bytes, CUstream s),          \
+         (to, from, bytes, s))                                                                     \
+    CALL(cuModuleLoadData, (CUmodule * out, const void *image), (out, image))                      \
+    CALL(cuModuleGetFunction, (CUfunction * out, CUmodule module, const char *name),               \
+         (out, module, name))                                                                      \
+    CALL(cuIpcOpenMemHandle, (CUdeviceptr * out, CUipcMemHandle handle, unsigned flags),           \
+         (out, handle, flags))
+
+#define NTH(name, parameters, arguments)                                                           \
     static CUresult nth_##name parameters                                                          \
     {                                                                                              \
-        return fails() ? CUDA_ERROR_OUT_OF_MEMORY : real.name(__VA_ARGS__);                        \
+        return fails() ? CUDA_ERROR_OUT_OF_MEMORY : real.name arguments;                           \
     }
-NTH(cuEventRecord, (CUevent e, CUstream s), e, s)
-NTH(cuStreamWaitEvent, (CUstream s, CUevent e, unsigned flags), s, e, flags)
-NTH(cuLaunchKernel,
-    (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-     unsigned shared, CUstream s, void **arguments, void **extra),
-    f, gx, gy, gz, bx, by, bz, shared, s, arguments, extra)
-NTH(cuMemcpyBatchAsync,
-    (CUdeviceptr * to, CUdeviceptr *from, size_t *sizes, size_t n, CUmemcpyAttributes *attributes,
-     size_t *first, size_t n_attributes, CUstream s),
-    to, from, sizes, n, attributes, first, n_attributes, s)
-NTH(cuMemcpy3DBatchAsync,
-    (size_t n, CUDA_MEMCPY3D_BATCH_OP *ops, unsigned long long flags, CUstream s), n, ops, flags, s)
-NTH(cuStreamCreateWithPriority, (CUstream * out, unsigned flags, int priority), out, flags,
-    priority)
-NTH(cuEventCreate, (CUevent * out, unsigned flags), out, flags)
-NTH(cuMemHostAlloc, (void **out, size_t bytes, unsigned flags), out, bytes, flags)
-NTH(cuMemHostRegister, (void *memory, size_t bytes, unsigned flags), memory, bytes, flags)
-NTH(cuMemHostGetDevicePointer, (CUdeviceptr * out, void *memory, unsigned flags), out, memory,
-    flags)
-NTH(cuMemAlloc, (CUdeviceptr * out, size_t bytes), out, bytes)
-NTH(cuMemcpyHtoDAsync, (CUdeviceptr to, const void *from, size_t bytes, CUstream s), to, from,
-    bytes, s)
-NTH(cuModuleLoadData, (CUmodule * out, const void *image), out, image)
-NTH(cuModuleGetFunction, (CUfunction * out, CUmodule module, const char *name), out, module, name)
-NTH(cuIpcOpenMemHandle, (CUdeviceptr * out, CUipcMemHandle handle, unsigned flags), out, handle,
-    flags)
+EACH_CALL(NTH)
 
 /* Counts from now on. */
 static void nth(unsigned n)
@@ -67,22 +72,8 @@ static void calls_wrap(void)
 {
     nth(0);
     real = cuda;
-#define USE(name) cuda.name = nth_##name;
-    USE(cuEventRecord)
-    USE(cuStreamWaitEvent)
-    USE(cuLaunchKernel)
-    USE(cuMemcpyBatchAsync)
-    USE(cuMemcpy3DBatchAsync)
-    USE(cuStreamCreateWithPriority)
-    USE(cuEventCreate)
-    USE(cuMemHostAlloc)
-    USE(cuMemHostRegister)
-    USE(cuMemHostGetDevicePointer)
-    USE(cuMemAlloc)
-    USE(cuMemcpyHtoDAsync)
-    USE(cuModuleLoadData)
-    USE(cuModuleGetFunction)
-    USE(cuIpcOpenMemHandle)
+#define USE(name, parameters, arguments) cuda.name = nth_##name;
+    EACH_CALL(USE)
 #undef USE
 }
 

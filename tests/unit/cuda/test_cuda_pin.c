@@ -52,8 +52,7 @@ Test(cuda_pin, what_could_not_be_pinned_is_tried_again, .timeout = 60)
     fake_cuda.refuse_registrations = false;
     fake_clock_pass(2000);
     copy_half(&j, &a, DEVICE_LOAD);
-    job_submit(&j, gpu);
-    cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
+    job_run(&j);
     worker_end(&a);
     daemon_end();
 }

@@ -15,22 +15,31 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static pid_t child_new(void)
+/* apart: what it does first, or NULL. */
+static pid_t child_new(void (*apart)(void))
 {
     pid_t pid = fork();
 
     cr_assert_geq(pid, 0);
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (apart)
+            apart();
         for (;;)
             pause();
     }
     return pid;
 }
 
+static void child_end(pid_t pid)
+{
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+}
+
 Test(worker, lives_until_it_begins_to_exit)
 {
-    pid_t pid = child_new();
+    pid_t pid = child_new(NULL);
     struct worker w;
 
     cr_assert_eq(worker_open(&w, pid), 0);
@@ -52,7 +61,7 @@ Test(worker, lives_until_it_begins_to_exit)
 
 Test(worker, zombies_and_the_gone_are_not_opened)
 {
-    pid_t pid = child_new();
+    pid_t pid = child_new(NULL);
     struct worker w;
 
     kill(pid, SIGKILL);
@@ -90,11 +99,10 @@ Test(worker, processes_differ_by_start)
 
     cr_assert_eq(worker_open(&a, getpid()), 0);
     usleep(30000);
-    pid = child_new();
+    pid = child_new(NULL);
     cr_assert_eq(worker_open(&b, pid), 0);
     cr_assert_gt(b.start, a.start);
-    kill(pid, SIGKILL);
-    waitpid(pid, NULL, 0);
+    child_end(pid);
     worker_close(&a);
     worker_close(&b);
 }
@@ -141,19 +149,6 @@ static void expect_foreign(pid_t pid, const char *why)
     cr_assert_fail("%s", said ? said : "found");
 }
 
-static pid_t child_apart(void (*apart)(void))
-{
-    pid_t pid = fork();
-
-    if (pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        apart();
-        for (;;)
-            pause();
-    }
-    return pid;
-}
-
 static void apart_groups(void)
 {
     gid_t groups[5000];
@@ -171,34 +166,30 @@ Test(worker, many_groups_hide_no_pid_namespace, .timeout = 60)
 
     if (geteuid() != 0)
         cr_skip_test("groups of one's own need root");
-    pid = child_apart(apart_groups);
+    pid = child_new(apart_groups);
     expect_foreign(pid, "can't be seen");
-    kill(pid, SIGKILL);
-    waitpid(pid, NULL, 0);
+    child_end(pid);
 }
 
 Test(worker, events_are_found_by_pid_user_and_directory, .timeout = 60)
 {
     struct worker w;
-    pid_t pid = child_new();
+    pid_t pid = child_new(NULL);
 
     cr_assert_eq(worker_open(&w, pid), 0);
     cr_assert_null(worker_events_foreign(&w), "%s", worker_events_foreign(&w));
-    kill(pid, SIGKILL);
-    waitpid(pid, NULL, 0);
+    child_end(pid);
     cr_assert_not_null(worker_events_foreign(&w));
     worker_close(&w);
     cr_assert(strstr(worker_events_foreign(&w), "can't be seen"));
     if (geteuid() != 0)
         cr_skip_test("namespaces of one's own need root");
-    pid = child_apart(apart_user);
+    pid = child_new(apart_user);
     expect_foreign(pid, "another user");
-    kill(pid, SIGKILL);
-    waitpid(pid, NULL, 0);
-    pid = child_apart(apart_mount);
+    child_end(pid);
+    pid = child_new(apart_mount);
     expect_foreign(pid, "/dev/shm");
-    kill(pid, SIGKILL);
-    waitpid(pid, NULL, 0);
+    child_end(pid);
 }
 
 Test(worker, events_of_another_pid_namespace_are_not_found, .timeout = 60)
@@ -209,7 +200,7 @@ Test(worker, events_of_another_pid_namespace_are_not_found, .timeout = 60)
 
     if (geteuid() != 0)
         cr_skip_test("namespaces of one's own need root");
-    pid = child_apart(apart_pid);
+    pid = child_new(apart_pid);
     snprintf(path, sizeof(path), "/proc/%ld/task/%ld/children", (long)pid, (long)pid);
     for (int i = 0; i < 5000 && text[0] == '\0'; i++) {
         usleep(1000);

@@ -42,7 +42,7 @@ static inline void contract_by_name(struct contract *c)
     o.op.bucket ^= 1;
     contract_bucket_make(c, o.op.bucket);
     contract_path_in(c, o.op.bucket, o.op.name, elsewhere);
-    contract_rename(path, elsewhere);
+    contract_move(path, elsewhere);
     cr_assert_eq(contract_run(c, &o), -EBADMSG);
     free(o.op.data);
 }

@@ -330,17 +330,11 @@ static inline void contract_unlink(const char *path)
         cr_assert_eq(unlink(path), 0);
 }
 
-/* In the place of what is there. */
-static inline void contract_rename(const char *from, const char *to)
+static inline void contract_move(const char *from, const char *to)
 {
-    uint8_t *data;
     uint64_t bytes;
+    uint8_t *data = contract_get(from, &bytes);
 
-    if (!contract_remote) {
-        cr_assert_eq(rename(from, to), 0);
-        return;
-    }
-    data = contract_get(from, &bytes);
     contract_put(to, data, bytes);
     contract_unlink(from);
     free(data);
@@ -348,15 +342,9 @@ static inline void contract_rename(const char *from, const char *to)
 
 static inline void contract_truncate(const char *path, uint64_t to)
 {
-    uint8_t *data;
     uint64_t bytes;
+    uint8_t *data = realloc(contract_get(path, &bytes), to + 1);
 
-    if (!contract_remote) {
-        cr_assert_eq(truncate(path, (off_t)to), 0);
-        return;
-    }
-    data = contract_get(path, &bytes);
-    data = realloc(data, to + 1);
     cr_assert(data);
     if (to > bytes)
         memset(data + bytes, 0, to - bytes);
@@ -412,23 +400,12 @@ static inline void contract_lay(const char *path, unsigned number, unsigned cont
 static inline void contract_flip(const char *path, off_t at, uint8_t bits)
 {
     uint64_t bytes;
-    uint8_t *data, byte;
-    int fd;
+    uint8_t *data = contract_get(path, &bytes);
 
-    if (contract_remote) {
-        data = contract_get(path, &bytes);
-        cr_assert_lt((uint64_t)at, bytes);
-        data[at] ^= bits;
-        contract_put(path, data, bytes);
-        free(data);
-        return;
-    }
-    fd = open(path, O_RDWR);
-    cr_assert_geq(fd, 0);
-    cr_assert_eq(pread(fd, &byte, 1, at), 1);
-    byte ^= bits;
-    cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
-    close(fd);
+    cr_assert_lt((uint64_t)at, bytes);
+    data[at] ^= bits;
+    contract_put(path, data, bytes);
+    free(data);
 }
 
 static unsigned contract_files_n;

@@ -289,6 +289,10 @@ static inline int part_submit(unsigned number, enum tier_op op)
     return rc;
 }
 
+static const enum config_io rig_engines[] = {CONFIG_IO_THREADS, CONFIG_IO_URING};
+/* The second one skips the rest where it is not allowed. */
+#define BOTH_ENGINES(io) for (unsigned k = 0; k < 2 && (io = rig_engines[k], true); k++)
+
 #define RIG_FINGERPRINT 0xf0 /* each byte of it */
 
 static inline void rig_named_cb(struct tier_ns_record *n, int status)

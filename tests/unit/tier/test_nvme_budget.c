@@ -13,32 +13,27 @@ static unsigned not_begun(void)
 }
 
 /* Writes all parts at once. No iteration begins or ends more than its share. Pieces of memory bound
- * what one iteration ends: one write of many parts, or several writes of few. */
-static void expect_small_iterations(uint64_t bytes)
-{
-    for (unsigned i = 0; i < PARTS; i++)
-        cr_assert_eq(part_write(i, bytes), 0);
-    while (rig.under_way > 0) {
-        unsigned queued = not_begun(), done = rig.done;
-
-        uv_run(&rig.loop, UV_RUN_ONCE);
-        cr_expect_leq(queued - not_begun(), 2 * BUDGET_PARTS - 1, "begun");
-        cr_expect_leq(rig.done - done, 2 * BUDGET_PARTS - 1, "ended");
-    }
-    rig_run();
-    cr_expect_eq(rig_verify(), PARTS);
-}
-
+ * what one iteration ends: one write of many parts, or several writes of few. Threads sum the
+ * larger ones. */
 Test(nvme_budget, many_small_writes_take_many_turns)
 {
-    rig_start(1, 33 * MIB, 4 * MIB, CONFIG_IO_URING, PARTS, 4096);
-    expect_small_iterations(4096);
-}
+    static const unsigned sizes[] = {4096, 64 << 10};
 
-Test(nvme_budget, so_do_those_that_threads_sum)
-{
-    rig_start(1, 33 * MIB, 4 * MIB, CONFIG_IO_URING, PARTS, 64 << 10);
-    expect_small_iterations(64 << 10);
+    for (unsigned k = 0; k < 2; k++) {
+        rig_start(1, 33 * MIB, 4 * MIB, CONFIG_IO_URING, PARTS, sizes[k]);
+        for (unsigned i = 0; i < PARTS; i++)
+            cr_assert_eq(part_write(i, sizes[k]), 0);
+        while (rig.under_way > 0) {
+            unsigned queued = not_begun(), done = rig.done;
+
+            uv_run(&rig.loop, UV_RUN_ONCE);
+            cr_expect_leq(queued - not_begun(), 2 * BUDGET_PARTS - 1, "begun, of %u", sizes[k]);
+            cr_expect_leq(rig.done - done, 2 * BUDGET_PARTS - 1, "ended, of %u", sizes[k]);
+        }
+        rig_run();
+        cr_expect_eq(rig_verify(), PARTS);
+        rig_close();
+    }
 }
 
 /* ---- segments to be reused ---- */
@@ -46,41 +41,36 @@ Test(nvme_budget, so_do_those_that_threads_sum)
 #define RECORDS 2047u /* of 8 KiB, in a segment of 16 MiB */
 #define DROPS 1024u   /* that one iteration drops */
 
-/* Both segments are full of small parts, and writes go on. Records are dropped ahead of need
- * (rewrite > 0), or when a write needs space. */
-static void expect_small_drops(unsigned rewrite)
+/* Both segments are full of small parts, and writes go on. Records are dropped when a write needs
+ * space, or ahead of need (rewrite > 0). */
+Test(nvme_budget, a_segment_is_dropped_in_turns)
 {
-    unsigned most = 0;
+    static const unsigned rewrite[] = {0, 50};
 
-    rig_init(1, 33 * MIB, 16 * MIB, CONFIG_IO_URING);
-    rig.config.nvme_rewrite = rewrite;
-    rig_open();
-    rig_memory(2 * RECORDS + 100, 4096);
-    for (unsigned i = 0; i < 2 * RECORDS + 100; i++)
-        cr_assert_eq(part_write(i, 4096), 0);
-    while (rig.under_way > 0) {
-        unsigned drops = rig.drops;
+    for (unsigned k = 0; k < 2; k++) {
+        unsigned most = 0;
 
-        uv_run(&rig.loop, UV_RUN_ONCE);
-        most = rig.drops - drops > most ? rig.drops - drops : most;
+        rig_init(1, 33 * MIB, 16 * MIB, CONFIG_IO_URING);
+        rig.config.nvme_rewrite = rewrite[k];
+        rig_open();
+        rig_memory(2 * RECORDS + 100, 4096);
+        for (unsigned i = 0; i < 2 * RECORDS + 100; i++)
+            cr_assert_eq(part_write(i, 4096), 0);
+        while (rig.under_way > 0) {
+            unsigned drops = rig.drops;
+
+            uv_run(&rig.loop, UV_RUN_ONCE);
+            most = rig.drops - drops > most ? rig.drops - drops : most;
+        }
+        rig_run();
+        cr_expect_eq(most, DROPS, "rewrite %u", rewrite[k]);
+        cr_expect_eq(rig.drops % RECORDS, 0u, "rewrite %u", rewrite[k]);
+        cr_expect_gt(rig.drops, 0u, "rewrite %u", rewrite[k]);
+        cr_expect_eq(rig.metrics.nvme_reclaimed_blocks, rig.drops);
+        cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
+        cr_expect_eq(rig_verify(), 2 * RECORDS + 100 - rig.drops);
+        rig_close();
     }
-    rig_run();
-    cr_expect_eq(most, DROPS);
-    cr_expect_eq(rig.drops % RECORDS, 0u);
-    cr_expect_gt(rig.drops, 0u);
-    cr_expect_eq(rig.metrics.nvme_reclaimed_blocks, rig.drops);
-    cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
-    cr_expect_eq(rig_verify(), 2 * RECORDS + 100 - rig.drops);
-}
-
-Test(nvme_budget, a_segment_is_dropped_in_turns_when_room_is_needed)
-{
-    expect_small_drops(0);
-}
-
-Test(nvme_budget, so_is_one_that_is_emptied_ahead)
-{
-    expect_small_drops(50);
 }
 
 /* ---- writes alongside small requests ---- */
@@ -186,15 +176,6 @@ Test(nvme_budget, large_requests_do_not_hold_up_writes)
     cr_assert_eq(most_writes(1, WRITES), WIDE_MAX);
     read_first(false);
     cr_expect_eq(most_writes(1 + WRITES, WRITES), WIDE_MAX);
-}
-
-/* No other part comes after it, and still it is not forgotten. */
-Test(nvme_budget, a_single_write_does_not_wait_for_others)
-{
-    rig_start(1, 33 * MIB, 4 * MIB, CONFIG_IO_AUTO, 2, MIB);
-    cr_expect_eq(rig_write(0, 1, 64 << 10), 1u);
-    cr_expect_eq(rig_write(1, 2, 100), 1u);
-    cr_expect_eq(rig_verify(), 2u);
 }
 
 /* Summed on the event loop or not: a flipped bit is found. */

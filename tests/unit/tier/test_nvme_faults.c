@@ -51,34 +51,33 @@ Test(nvme_faults, swapped_records_are_found)
         cr_assert_eq(rig.parts[i].status, i == 1 || i == 2 ? -EBADMSG : 0);
 }
 
-static void truncated(enum config_io io)
-{
-    unsigned lost = 0;
-    char path[128];
-    off_t cut_at;
-
-    stored(io, 10);
-    rig_path(0, path);
-    /* part 5 loses its tail, those after it everything */
-    cut_at = place_offset(&rig.parts[5].place) + 3 * NVME_PAGE + 100;
-    cr_assert_eq(truncate(path, cut_at), 0);
-    rig_read(0, 10, 0);
-    for (unsigned i = 0; i < 10; i++) {
-        bool whole = place_offset(&rig.parts[i].place) + (off_t)nvme_stride(50000) <= cut_at;
-
-        lost += !whole;
-        cr_assert_eq(rig.parts[i].status, whole ? 0 : -EIO, "part %u: %d", i, rig.parts[i].status);
-        cr_assert(!whole || part_right(i));
-    }
-    cr_assert_geq(lost, 1);
-    cr_assert_eq(rig.metrics.nvme_read_errors, lost);
-}
-
 Test(nvme_faults, truncated_file)
 {
-    truncated(CONFIG_IO_AUTO);
-    rig_close();
-    truncated(CONFIG_IO_THREADS);
+    enum config_io io;
+
+    BOTH_ENGINES(io)
+    {
+        unsigned lost = 0;
+        char path[128];
+        off_t cut_at;
+
+        stored(io, 10);
+        rig_path(0, path);
+        /* part 5 loses its tail, those after it everything */
+        cut_at = place_offset(&rig.parts[5].place) + 3 * NVME_PAGE + 100;
+        cr_assert_eq(truncate(path, cut_at), 0);
+        rig_read(0, 10, 0);
+        for (unsigned i = 0; i < 10; i++) {
+            bool whole = place_offset(&rig.parts[i].place) + (off_t)nvme_stride(50000) <= cut_at;
+
+            lost += !whole;
+            cr_assert_eq(rig.parts[i].status, whole ? 0 : -EIO, "part %u", i);
+            cr_assert(!whole || part_right(i));
+        }
+        cr_assert_geq(lost, 1);
+        cr_assert_eq(rig.metrics.nvme_read_errors, lost);
+        rig_close();
+    }
 }
 
 /* ---- the device is slow ---- */

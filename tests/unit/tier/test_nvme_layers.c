@@ -53,20 +53,19 @@ static int layers_read(unsigned number, uint32_t layer, uint32_t n)
     return 0;
 }
 
-static void every_range(enum config_io io)
-{
-    stored(io, 3);
-    for (uint32_t first = 0; first < LAYERS; first++)
-        for (uint32_t n = 1; first + n <= LAYERS; n++)
-            cr_assert_eq(layers_read(1, first, n), 0);
-    cr_assert_eq(rig.metrics.nvme_reads, LAYERS * (LAYERS + 1) / 2);
-}
-
 Test(nvme_layers, every_range)
 {
-    every_range(CONFIG_IO_THREADS);
-    rig_close();
-    every_range(CONFIG_IO_URING); /* skips the rest where it is not allowed */
+    enum config_io io;
+
+    BOTH_ENGINES(io)
+    {
+        stored(io, 3);
+        for (uint32_t first = 0; first < LAYERS; first++)
+            for (uint32_t n = 1; first + n <= LAYERS; n++)
+                cr_assert_eq(layers_read(1, first, n), 0);
+        cr_assert_eq(rig.metrics.nvme_reads, LAYERS * (LAYERS + 1) / 2);
+        rig_close();
+    }
 }
 
 /* Many side by side, of layers of several lengths, deeper than the queue, with whole parts between
@@ -200,14 +199,6 @@ Test(nvme_layers, records_without_them)
     rig.parts[4].io.layer_bytes = 4096;
     cr_expect_eq(layers_submit(4, 1, 1), -ENODATA);
     cr_assert_eq(rig_verify(), 5);
-}
-
-Test(nvme_layers, a_place_that_is_gone)
-{
-    stored(CONFIG_IO_AUTO, 2);
-    tier_nvme.forget(rig.tier, &rig.parts[0].place, PART);
-    rig.parts[0].stored = false;
-    cr_assert_eq(layers_submit(0, 3, 1), -ESTALE);
 }
 
 /* The file ends after the header, or before it. */
