@@ -244,12 +244,27 @@ void device_stop(struct test_device *t)
 
 /* ---- regions and jobs ---- */
 
+const struct test_layout layout_flat = {.name = "flat",
+                                        .layers = 1,
+                                        .n_handles = 1,
+                                        .n_planes = 1,
+                                        .blocks = FLAT_BLOCKS,
+                                        .layer_bytes = MIB,
+                                        .planes = {{.stride = MIB, .block_bytes = MIB}}};
+
+void flat_items(const struct test_device *t, uint64_t first,
+                struct ucm_copy_item items[FLAT_BLOCKS])
+{
+    for (uint32_t i = 0; i < FLAT_BLOCKS; i++)
+        items[i] = (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)t->slots + first + i * MIB,
+                                          .block = i};
+}
+
 int region_make(struct test_device *t, const struct test_layout *layout, pid_t pid,
                 const uint8_t *ipc, int fd, uint64_t offset, uint64_t bytes,
                 struct device_region **out)
 {
     struct msg_handle handles[16];
-    struct msg_plane planes[128];
     struct msg_region_register m = {.ns = 1,
                                     .blocks = layout->blocks,
                                     .device = {"cuda", 4},
@@ -263,17 +278,8 @@ int region_make(struct test_device *t, const struct test_layout *layout, pid_t p
                                          .bytes = bytes - layout->handle_offsets[i],
                                          .offset = offset + layout->handle_offsets[i],
                                          .ipc = {ipc, ipc ? 64 : 0}};
-    for (uint32_t i = 0; i < layout->n_planes; i++) {
-        const struct test_plane *p = &layout->planes[i];
-
-        planes[i] = (struct msg_plane){.handle = p->handle,
-                                       .offset = p->offset,
-                                       .stride = p->stride,
-                                       .block_bytes = p->block_bytes,
-                                       .layer = p->layer};
-    }
     m.handles = (struct proto_handles){handles, layout->n_handles};
-    m.planes = (struct proto_planes){planes, layout->n_planes};
+    m.planes = (struct proto_planes){layout->planes, layout->n_planes};
     if (!ipc)
         fds[0] = dup(fd);
     rc = region_check(&m, &pages, NULL, fds, !ipc, out, &e);

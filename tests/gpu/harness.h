@@ -69,17 +69,21 @@ void ring_shut(struct test_device *t, const struct test_worker *w);
 
 /* ---- regions and jobs ---- */
 
-struct test_plane {
-    uint64_t handle, offset, stride, block_bytes, layer;
-};
-
 struct test_layout {
     const char *name;
     uint32_t blocks, layers, n_planes, n_handles;
     uint64_t layer_bytes;
-    struct test_plane planes[128];
+    struct msg_plane planes[128];
     uint64_t handle_offsets[16]; /* from the worker's memory */
 };
+
+/* One layer of FLAT_BLOCKS blocks of 1 MiB, in one allocation. */
+#define FLAT_BLOCKS 32u
+#define FLAT_BYTES (FLAT_BLOCKS * MIB)
+extern const struct test_layout layout_flat;
+/* Its blocks, in slots one after another from `first` on. */
+void flat_items(const struct test_device *t, uint64_t first,
+                struct ucm_copy_item items[FLAT_BLOCKS]);
 
 /* Registers the worker's memory of `bytes`, which begins at `offset` of its allocation. ipc: the
  * handle's bytes, or NULL for the descriptor fd, which is duplicated. */

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MEMORY (32 * MIB)
+#define MEMORY FLAT_BYTES
 #define SLOTS (256 * MIB)
 #define SLOT_FILL 0xEE
 
@@ -20,99 +20,48 @@ static uint8_t *shadow, *slots; /* what memory and slots should hold */
 static void plane_add(struct test_layout *l, uint64_t handle, uint64_t offset, uint64_t stride,
                       uint64_t fragment, uint64_t layer)
 {
-    l->planes[l->n_planes++] = (struct test_plane){handle, offset, stride, fragment, layer};
+    l->planes[l->n_planes++] = (struct msg_plane){handle, offset, stride, fragment, layer};
 }
 
-/* Each layer a tensor of its own, [blocks][fragment], all in one allocation. */
-static void layout_tensors(struct test_layout *l, const char *name, uint32_t layers,
-                           uint64_t fragment)
-{
-    uint64_t blocks = MEMORY / layers / fragment;
+/* Layers of equal pieces. */
+struct pieces {
+    const char *name;
+    uint32_t layers, pieces, blocks;
+    uint64_t fragment, layer_step, piece_step, stride; /* bytes */
+    bool apart;                                        /* each layer has a handle of its own */
+    uint64_t first;
+};
 
-    *l = (struct test_layout){.name = name,
-                              .layers = layers,
-                              .n_handles = layers,
-                              .blocks = (uint32_t)(blocks < 64 ? blocks : 64),
-                              .layer_bytes = fragment};
-    for (uint32_t i = 0; i < layers; i++) {
-        l->handle_offsets[i] = i * l->blocks * fragment;
-        plane_add(l, i, 0, fragment, fragment, i);
+static const struct pieces forms[] = {
+    {"NHD, a tensor a layer", 8, 1, 64, 65536, 64 * 65536, 0, 65536, true, 0},
+    {"MLA", 3, 1, 64, 64 * 576 * 2, 64 * 64 * 576 * 2, 0, 64 * 576 * 2, true, 0},
+    /* [2][blocks][fragment] a layer */
+    {"split K/V", 6, 2, 48, 32768, 2 * 48 * 32768, 48 * 32768, 32768, false, 0},
+    /* [blocks][K, V][fragment] a layer: one fragment of both */
+    {"fused K/V", 6, 1, 48, 65536, 48 * 65536, 0, 65536, false, 0},
+    /* [blocks][tokens][all heads], of which this region names the first half: a fragment a token */
+    {"NHD, half of the heads", 2, 16, 40, 1024, 40 * 32 * 1024, 2 * 1024, 32 * 1024, false, 0},
+    /* [blocks][all heads][fragment], of which this region names every second head */
+    {"HND, half of the heads", 2, 4, 40, 4096, 40 * 8 * 4096, 2 * 4096, 8 * 4096, false, 0},
+    /* all layers of a block together */
+    {"cross-layer", 16, 1, 50, 16384, 16384, 0, 16 * 16384, false, 0},
+};
+
+static void layout_make(struct test_layout *l, const struct pieces *f)
+{
+    *l = (struct test_layout){.name = f->name,
+                              .layers = f->layers,
+                              .n_handles = f->apart ? f->layers : 1,
+                              .blocks = f->blocks,
+                              .layer_bytes = f->pieces * f->fragment};
+    for (uint32_t i = 0; i < f->layers; i++) {
+        uint64_t at = f->first + i * f->layer_step;
+
+        l->handle_offsets[f->apart ? i : 0] = f->apart ? at : 0;
+        for (uint32_t piece = 0; piece < f->pieces; piece++)
+            plane_add(l, f->apart ? i : 0, (f->apart ? 0 : at) + piece * f->piece_step, f->stride,
+                      f->fragment, i);
     }
-}
-
-/* [2][blocks][fragment] a layer. */
-static void layout_split(struct test_layout *l, uint32_t layers, uint64_t fragment)
-{
-    *l = (struct test_layout){.name = "split K/V",
-                              .layers = layers,
-                              .n_handles = 1,
-                              .blocks = 48,
-                              .layer_bytes = 2 * fragment};
-    for (uint32_t i = 0; i < layers; i++)
-        for (uint32_t kv = 0; kv < 2; kv++)
-            plane_add(l, 0, (2 * i + kv) * l->blocks * fragment, fragment, fragment, i);
-}
-
-/* [blocks][all heads][fragment], of which this region names every second head. */
-static void layout_heads(struct test_layout *l, uint64_t fragment)
-{
-    *l = (struct test_layout){.name = "HND, half of the heads",
-                              .layers = 2,
-                              .n_handles = 1,
-                              .blocks = 40,
-                              .layer_bytes = 4 * fragment};
-    for (uint32_t layer = 0; layer < 2; layer++)
-        for (uint32_t head = 0; head < 4; head++)
-            plane_add(l, 0, layer * 40 * 8 * fragment + 2 * head * fragment, 8 * fragment, fragment,
-                      layer);
-}
-
-/* [blocks][tokens][all heads], of which this region names the first half: a fragment a token. */
-static void layout_tokens(struct test_layout *l, uint64_t fragment)
-{
-    *l = (struct test_layout){.name = "NHD, half of the heads",
-                              .layers = 2,
-                              .n_handles = 1,
-                              .blocks = 40,
-                              .layer_bytes = 16 * fragment};
-    for (uint32_t layer = 0; layer < 2; layer++)
-        for (uint32_t token = 0; token < 16; token++)
-            plane_add(l, 0, layer * 40 * 32 * fragment + 2 * token * fragment, 32 * fragment,
-                      fragment, layer);
-}
-
-/* [blocks][K, V][fragment] a layer: one fragment of both. */
-static void layout_fused(struct test_layout *l, uint32_t layers, uint64_t fragment)
-{
-    *l = (struct test_layout){.name = "fused K/V",
-                              .layers = layers,
-                              .n_handles = 1,
-                              .blocks = 48,
-                              .layer_bytes = 2 * fragment};
-    for (uint32_t i = 0; i < layers; i++)
-        plane_add(l, 0, i * l->blocks * 2 * fragment, 2 * fragment, (uint32_t)(2 * fragment), i);
-}
-
-/* All layers of a block together. */
-static void layout_cross(struct test_layout *l, uint32_t layers, uint64_t fragment)
-{
-    *l = (struct test_layout){.name = "cross-layer",
-                              .layers = layers,
-                              .n_handles = 1,
-                              .blocks = 50,
-                              .layer_bytes = fragment};
-    for (uint32_t i = 0; i < layers; i++)
-        plane_add(l, 0, i * fragment, layers * fragment, fragment, i);
-}
-
-static void layout_odd(struct test_layout *l, const char *name, uint64_t fragment, uint64_t offset,
-                       uint64_t gap)
-{
-    *l = (struct test_layout){
-        .name = name, .layers = 3, .n_handles = 1, .blocks = 31, .layer_bytes = fragment};
-    for (uint32_t i = 0; i < 3; i++)
-        plane_add(l, 0, offset + i * (l->blocks * (fragment + gap) + i), fragment + gap, fragment,
-                  i);
 }
 
 /* Fragments of very different sizes in one layer. */
@@ -231,47 +180,29 @@ static void test_layouts(const uint8_t *ipc_a, uint64_t offset_a, const uint8_t 
     struct test_layout l;
     char name[64];
 
-    if (ipc_a && ipc_b) {
-        layout_tensors(&l, "NHD, a tensor a layer", 8, 65536);
-        layout_test(&l, ipc_a, offset_a, ipc_b, offset_b);
-        layout_tensors(&l, "MLA", 3, 64 * 576 * 2);
+    for (unsigned i = 0; i < sizeof(forms) / sizeof(forms[0]); i++) {
+        if (forms[i].apart && !(ipc_a && ipc_b))
+            continue;
+        layout_make(&l, &forms[i]);
         layout_test(&l, ipc_a, offset_a, ipc_b, offset_b);
     }
-    layout_split(&l, 6, 32768);
-    layout_test(&l, ipc_a, offset_a, ipc_b, offset_b);
-    layout_fused(&l, 6, 32768);
-    layout_test(&l, ipc_a, offset_a, ipc_b, offset_b);
-    layout_tokens(&l, 1024);
-    layout_test(&l, ipc_a, offset_a, ipc_b, offset_b);
-    layout_heads(&l, 4096);
-    layout_test(&l, ipc_a, offset_a, ipc_b, offset_b);
-    layout_cross(&l, 16, 16384);
-    layout_test(&l, ipc_a, offset_a, ipc_b, offset_b);
     layout_mixed(&l);
     layout_test(&l, ipc_a, offset_a, ipc_b, offset_b);
     for (unsigned i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
         snprintf(name, sizeof(name), "fragments of %d, misaligned", (int)odd[i]);
-        layout_odd(&l, name, odd[i], i * 5, i * 3);
+        layout_make(&l, &(struct pieces){.name = name,
+                                         .layers = 3,
+                                         .pieces = 1,
+                                         .blocks = 31,
+                                         .fragment = odd[i],
+                                         .layer_step = 31 * (odd[i] + i * 3) + 1,
+                                         .stride = odd[i] + i * 3,
+                                         .first = i * 5});
         layout_test(&l, ipc_a, offset_a, ipc_b, offset_b);
     }
 }
 
 /* ---- events ---- */
-
-/* One layer that covers the memory. */
-static void layout_flat(struct test_layout *l)
-{
-    *l = (struct test_layout){
-        .name = "flat", .layers = 1, .n_handles = 1, .blocks = 32, .layer_bytes = MIB};
-    plane_add(l, 0, 0, MIB, MIB, 0);
-}
-
-static void flat_items(struct ucm_copy_item *items)
-{
-    for (uint32_t i = 0; i < 32; i++)
-        items[i] =
-            (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)t.slots + i * MIB, .block = i};
-}
 
 static void test_event_order(struct device_region *r)
 {
@@ -280,7 +211,7 @@ static void test_event_order(struct device_region *r)
     unsigned wrong = 0, early = 0;
     uint64_t begin;
 
-    flat_items(items);
+    flat_items(&t, 0, items);
     for (unsigned i = 0; i < 12; i++) {
         unsigned ms = i % 4 * 40;
 
@@ -310,7 +241,7 @@ static void test_event_cost(struct device_region *r)
     uint64_t begin, with = 0, without = 0;
     struct test_job j;
 
-    flat_items(items);
+    flat_items(&t, 0, items);
     worker_do(&a, WORKER_EVENT, 0, 0, 0);
     usleep(100000);
     for (unsigned i = 0; i < 200; i++) {
@@ -332,7 +263,7 @@ static void test_event_again(struct device_region *r)
     struct test_job j, k;
     uint8_t handle[64];
 
-    flat_items(items);
+    flat_items(&t, 0, items);
     random_bytes(a.shared, MEMORY, 200);
     worker_do(&a, WORKER_EVENT, 0, 0, 100);
     memcpy(handle, a.reply.handle, 64);
@@ -396,7 +327,7 @@ static void test_urgent(struct device_region *r)
     double worst_us[2] = {0};
     unsigned judged = 0, overtook = 0;
 
-    flat_items(items);
+    flat_items(&t, 0, items);
     for (unsigned round = 0; round < 2 * 20; round++) {
         struct test_job many[8], urgent;
         uint64_t begin;
@@ -433,21 +364,17 @@ static void test_ordering(const uint8_t *ipc_a, const uint8_t *ipc_b)
     struct device_region *from, *to;
     struct ucm_error e = {0};
 
-    layout_flat(&l);
-    if (!CHECK(region_open(&t, &l, a.pid, ipc_a, -1, 0, MEMORY, &from, &e) == 0,
+    if (!CHECK(region_open(&t, &layout_flat, a.pid, ipc_a, -1, 0, MEMORY, &from, &e) == 0,
                "flat region opens: %s", e.text))
         return;
-    pages_write(from, l.blocks);
+    pages_write(from, FLAT_BLOCKS);
     test_event_order(from);
     test_event_again(from);
     test_event_cost(from);
     test_urgent(from);
     region_shut(&t, from);
 
-    l = (struct test_layout){
-        .name = "small", .layers = 2, .n_handles = 1, .blocks = MANY, .layer_bytes = 5120};
-    plane_add(&l, 0, 0, 10240, 5120, 0);
-    plane_add(&l, 0, 5120, 10240, 5120, 1);
+    layout_make(&l, &(struct pieces){"small", 2, 1, MANY, 5120, 5120, 0, 10240, false, 0});
     if (!CHECK(region_open(&t, &l, a.pid, ipc_a, -1, 0, MEMORY, &from, &e) == 0 &&
                    region_open(&t, &l, b.pid, ipc_b, -1, 0, MEMORY, &to, &e) == 0,
                "small regions open: %s", e.text))

@@ -13,28 +13,29 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define MEMORY (32 * MIB)
+#define MEMORY FLAT_BYTES
 
 static struct test_device t;
 static struct test_worker good; /* whose copies must work after everything */
 static uint8_t good_ipc[64];
-static struct test_layout flat = {.name = "flat",
-                                  .layers = 1,
-                                  .n_handles = 1,
-                                  .n_planes = 1,
-                                  .blocks = 32,
-                                  .layer_bytes = MIB,
-                                  .planes = {{0, 0, MIB, MIB, 0}}};
-static struct ucm_copy_item items[32];
+static struct ucm_copy_item items[FLAT_BLOCKS];
 
 static int flat_open(struct test_worker *w, const uint8_t *ipc, struct device_region **out)
 {
     struct ucm_error e = {0};
-    int rc = region_open(&t, &flat, w->pid, ipc, -1, 0, MEMORY, out, &e);
+    int rc = region_open(&t, &layout_flat, w->pid, ipc, -1, 0, MEMORY, out, &e);
 
     if (rc < 0)
         printf("INFO  refused: %s\n", e.text);
     return rc;
+}
+
+/* A worker of its own, with a region. */
+static bool worker_with_region(struct test_worker *w, struct device_region **out)
+{
+    worker_start(w);
+    worker_do(w, WORKER_ALLOC_IPC, MEMORY, 0, 0);
+    return CHECK(flat_open(w, w->reply.handle, out) == 0, "a region opens");
 }
 
 /* A dump of the good worker's memory works, bit for bit. */
@@ -91,13 +92,13 @@ static void test_sizes(void)
     struct ucm_error e = {0};
     int fd;
 
-    CHECK(region_open(&t, &flat, good.pid, good_ipc, -1, 0, 4096 * MIB, &r, &e) == -EINVAL,
+    CHECK(region_open(&t, &layout_flat, good.pid, good_ipc, -1, 0, 4096 * MIB, &r, &e) == -EINVAL,
           "more bytes than the allocation has are refused: %s", e.text);
-    CHECK(region_open(&t, &flat, good.pid, good_ipc, -1, 4 * MIB, MEMORY, &r, &e) == -EINVAL,
+    CHECK(region_open(&t, &layout_flat, good.pid, good_ipc, -1, 4 * MIB, MEMORY, &r, &e) == -EINVAL,
           "an offset past the allocation is refused: %s", e.text);
     fd = memfd_create("no", MFD_ALLOW_SEALING);
     CHECK(ftruncate(fd, 64 * MIB) == 0 &&
-              region_open(&t, &flat, good.pid, NULL, fd, 0, MEMORY, &r, &e) == -EINVAL,
+              region_open(&t, &layout_flat, good.pid, NULL, fd, 0, MEMORY, &r, &e) == -EINVAL,
           "a memfd is no CUDA memory: %s", e.text);
     close(fd);
     still_sound("wrong sizes and descriptors");
@@ -105,26 +106,26 @@ static void test_sizes(void)
 
 static void test_vmm(void)
 {
-    struct test_layout half = flat;
+    struct test_layout half = layout_flat;
     struct device_region *r;
     struct ucm_error e = {0};
     struct test_worker w;
 
     worker_start(&w);
     worker_do(&w, WORKER_ALLOC_VMM, MEMORY, 0, 0);
-    CHECK(region_open(&t, &flat, w.pid, NULL, w.fd, 0, MEMORY, &r, &e) == 0, "VMM memory opens: %s",
-          e.text);
+    CHECK(region_open(&t, &layout_flat, w.pid, NULL, w.fd, 0, MEMORY, &r, &e) == 0,
+          "VMM memory opens: %s", e.text);
     region_shut(&t, r);
-    if (region_open(&t, &flat, w.pid, NULL, w.fd, 0, MEMORY + MIB, &r, &e) == 0)
+    if (region_open(&t, &layout_flat, w.pid, NULL, w.fd, 0, MEMORY + MIB, &r, &e) == 0)
         CHECK(false, "a little more than the allocation is mapped");
     else
         printf("INFO  %s\n", e.text);
     half.blocks = 16;
     CHECK(region_open(&t, &half, w.pid, NULL, w.fd, 0, MEMORY / 2, &r, &e) == -EINVAL,
           "a part of a VMM allocation is refused: %s", e.text);
-    CHECK(region_open(&t, &flat, w.pid, NULL, w.fd, 0, 4 * MEMORY, &r, &e) == -EINVAL,
+    CHECK(region_open(&t, &layout_flat, w.pid, NULL, w.fd, 0, 4 * MEMORY, &r, &e) == -EINVAL,
           "more bytes than the VMM allocation has are refused: %s", e.text);
-    CHECK(region_open(&t, &flat, w.pid, NULL, w.fd, 0, 1ull << 46, &r, &e) == -EINVAL,
+    CHECK(region_open(&t, &layout_flat, w.pid, NULL, w.fd, 0, 1ull << 46, &r, &e) == -EINVAL,
           "absurdly many bytes are refused: %s", e.text);
     worker_kill(&w);
 }
@@ -150,16 +151,12 @@ static void test_restarted(void)
     struct test_worker w;
     struct test_job j;
 
-    worker_start(&w);
-    worker_do(&w, WORKER_ALLOC_IPC, MEMORY, 0, 0);
-    if (!CHECK(flat_open(&w, w.reply.handle, &old) == 0, "a region opens"))
+    if (!worker_with_region(&w, &old))
         return;
     random_bytes(w.shared, MEMORY, 20);
     worker_do(&w, WORKER_WRITE, 0, 0, 0);
     worker_kill(&w);
-    worker_start(&w);
-    worker_do(&w, WORKER_ALLOC_IPC, MEMORY, 0, 0);
-    if (CHECK(flat_open(&w, w.reply.handle, &r) == 0, "a restarted worker's region opens")) {
+    if (worker_with_region(&w, &r)) {
         random_bytes(w.shared, MEMORY, 21);
         worker_do(&w, WORKER_WRITE, 0, 0, 0);
         memset(t.slots, 0, MEMORY);
@@ -292,9 +289,7 @@ static void test_killed(void)
         struct test_job j, k;
         uint64_t begin;
 
-        worker_start(&w);
-        worker_do(&w, WORKER_ALLOC_IPC, MEMORY, 0, 0);
-        if (!CHECK(flat_open(&w, w.reply.handle, &r) == 0, "a region opens"))
+        if (!worker_with_region(&w, &r))
             return;
         worker_do(&w, i % 2 ? WORKER_EVENT : WORKER_EVENT_NEVER, 0, 0, 60000);
         dump_start(&j, r, w.reply.handle, 20000);
@@ -324,9 +319,7 @@ static void test_killed_loading(void)
     struct test_worker w;
     struct test_job j[40];
 
-    worker_start(&w);
-    worker_do(&w, WORKER_ALLOC_IPC, MEMORY, 0, 0);
-    if (!CHECK(flat_open(&w, w.reply.handle, &r) == 0, "a region opens"))
+    if (!worker_with_region(&w, &r))
         return;
     for (unsigned i = 0; i < 40; i++) {
         job_init(&j[i], DEVICE_LOAD, r, items, 32);
@@ -374,9 +367,7 @@ static void killed_in(enum ucm_staging_phase phase, const char *name)
     unsigned turns;
     uint64_t begin;
 
-    worker_start(&w);
-    worker_do(&w, WORKER_ALLOC_IPC, MEMORY, 0, 0);
-    if (!CHECK(flat_open(&w, w.reply.handle, &r) == 0 && ring_words(&w), "a ring is there"))
+    if (!worker_with_region(&w, &r) || !CHECK(ring_words(&w), "a ring is there"))
         return;
     kill(w.pid, SIGSTOP);
     for (unsigned i = 0; i < 2; i++) {
@@ -413,9 +404,7 @@ static void test_faulting_worker(void)
     struct test_worker w;
     struct test_job j;
 
-    worker_start(&w);
-    worker_do(&w, WORKER_ALLOC_IPC, MEMORY, 0, 0);
-    if (!CHECK(flat_open(&w, w.reply.handle, &r) == 0, "a region opens"))
+    if (!worker_with_region(&w, &r))
         return;
     random_bytes(w.shared, MEMORY, 13);
     worker_do(&w, WORKER_EVENT_FAULT, 0, 0, 200);
@@ -440,7 +429,7 @@ static uint64_t free_bytes(void)
 
 static void test_memory_freed(void)
 {
-    struct test_layout big = flat;
+    struct test_layout big = layout_flat;
     struct device_region *r;
     struct ucm_error e = {0};
     struct test_worker w;
@@ -469,15 +458,15 @@ static void test_memory_freed(void)
  * because the engines would take the address for host memory. */
 static struct device_region *wild_open(void)
 {
-    struct test_layout wild = flat;
+    struct test_layout wild = layout_flat;
     struct device_region *bad;
     struct test_proof proof;
     struct test_job j;
 
     wild.n_planes = wild.layers = 2;
     wild.layer_bytes = 4096;
-    wild.planes[0] = (struct test_plane){0, 0, 4096, 4096, 0};
-    wild.planes[1] = (struct test_plane){0, MIB, 4096, 4096, 1};
+    wild.planes[0] = (struct msg_plane){0, 0, 4096, 4096, 0};
+    wild.planes[1] = (struct msg_plane){0, MIB, 4096, 4096, 1};
     if (region_make(&t, &wild, good.pid, good_ipc, -1, 0, MEMORY, &bad) < 0)
         return NULL;
     bad->planes[1].base = 1ull << 45;
@@ -530,9 +519,7 @@ int main(int argc, char **argv)
 
     harness_main(argc, argv);
     device_start(&t, 64 * MIB);
-    for (uint32_t i = 0; i < 32; i++)
-        items[i] =
-            (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)t.slots + i * MIB, .block = i};
+    flat_items(&t, 0, items);
     worker_start(&good);
     CHECK(worker_do(&good, WORKER_ALLOC_IPC, MEMORY, 0, 0), "worker allocates");
     memcpy(good_ipc, good.reply.handle, 64);

@@ -7,23 +7,16 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MEMORY (32 * MIB)
+#define MEMORY FLAT_BYTES
 #define ROUNDS 40
 
 static struct test_device t;
-static struct test_layout flat = {.name = "flat",
-                                  .layers = 1,
-                                  .n_handles = 1,
-                                  .n_planes = 1,
-                                  .blocks = 32,
-                                  .layer_bytes = MIB,
-                                  .planes = {{0, 0, MIB, MIB, 0}}};
 
 struct side {
     struct test_worker w;
     uint8_t uuid[UCM_UUID_BYTES], ipc[64];
     struct device_region *region;
-    struct ucm_copy_item items[32];
+    struct ucm_copy_item items[FLAT_BLOCKS];
 };
 static struct side sides[2];
 
@@ -40,10 +33,9 @@ static bool side_open(unsigned i)
         !worker_do(&s->w, WORKER_ALLOC_IPC, MEMORY, 0, 0))
         return false;
     memcpy(s->ipc, s->w.reply.handle, sizeof(s->ipc));
-    for (uint32_t b = 0; b < 32; b++)
-        s->items[b] = (struct ucm_copy_item){
-            .slot = (uint64_t)(uintptr_t)t.slots + i * MEMORY + b * MIB, .block = b};
-    return CHECK(region_open(&t, &flat, s->w.pid, s->ipc, -1, 0, MEMORY, &s->region, &e) == 0,
+    flat_items(&t, i * MEMORY, s->items);
+    return CHECK(region_open(&t, &layout_flat, s->w.pid, s->ipc, -1, 0, MEMORY, &s->region, &e) ==
+                     0,
                  "a region of GPU %u opens: %s", i, e.text);
 }
 
@@ -79,12 +71,12 @@ static void wrong_gpu(void)
 
     without_peers();
     (void)device_use(&t, sides[1].uuid);
-    if (region_open(&t, &flat, sides[0].w.pid, sides[0].ipc, -1, 0, MEMORY, &r, &e) < 0) {
+    if (region_open(&t, &layout_flat, sides[0].w.pid, sides[0].ipc, -1, 0, MEMORY, &r, &e) < 0) {
         CHECK(e.text[0] != '\0', "a handle of the other GPU is refused: %s", e.text);
         return;
     }
     random_bytes(t.slots, MEMORY, 5);
-    job_init(&j, DEVICE_LOAD, r, sides[0].items, 32);
+    job_init(&j, DEVICE_LOAD, r, sides[0].items, FLAT_BLOCKS);
     CHECK(job_run(&t, &j) == 0 && worker_do(&sides[0].w, WORKER_READ, 0, 0, 0) &&
               memcmp(t.slots, sides[0].w.shared, MEMORY) == 0,
           "a handle of the other GPU is reached from this one, bit for bit");
@@ -94,7 +86,7 @@ static void wrong_gpu(void)
 static void submit(struct side *s, struct test_job *j, enum device_op op)
 {
     (void)device_use(&t, s->uuid);
-    job_init(j, op, s->region, s->items, 32);
+    job_init(j, op, s->region, s->items, FLAT_BLOCKS);
     job_submit(&t, j);
 }
 
