@@ -21,7 +21,6 @@ import fnmatch
 import glob
 import os
 import pathlib
-import re
 import resource
 import stat
 import sys
@@ -238,6 +237,33 @@ NAMESPACES = (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 
 WRITE_EXECUTE, EXECUTE, SHM_EXEC = 6, 4, 0o100000
 
 
+def sets_id():
+    """Modes with the bits of another user or group."""
+    for bit in (0o4000, 0o2000):
+        for call, at in (("chmod", 1), ("fchmod", 1), ("fchmodat", 2), ("mkdir", 1), ("mkdirat", 2), ("mknod", 1),
+                         ("mknodat", 2), ("creat", 1)):
+            yield EPERM, call, (at, MASKED_EQ, bit, bit)
+        for call, at in (("open", 1), ("openat", 2)):
+            for create in (0o100, 0o20000000):  # O_CREAT, O_TMPFILE
+                yield EPERM, call, (at, MASKED_EQ, create, create), (at + 1, MASKED_EQ, bit, bit)
+    yield ENOSYS, "openat2"
+
+
+#: A directive: the error of each call that it refuses, the call, and its arguments then.
+REFUSED = {
+    "ProtectKernelLogs": [(EPERM, "syslog")],
+    "ProtectHostname": [(EPERM, "sethostname"), (EPERM, "setdomainname")],
+    "RestrictNamespaces": [*((EPERM, call, (0, MASKED_EQ, flag, flag)) for flag in NAMESPACES for call in ("unshare", "clone")),
+                           (ENOSYS, "clone3"), (EPERM, "setns")],
+    "RestrictRealtime": [(EPERM, "sched_setscheduler", (1, EQ, policy, 0)) for policy in (1, 2, 6)],  # FIFO, RR, DEADLINE
+    "RestrictSUIDSGID": list(sets_id()),
+    "LockPersonality": [(EPERM, "personality", (0, NE, 0, 0))],
+    # No line of the unit: with --set MemoryDenyWriteExecute=yes.
+    "MemoryDenyWriteExecute": [(EPERM, "mmap", (2, MASKED_EQ, WRITE_EXECUTE, WRITE_EXECUTE)), (EPERM, "mprotect", (2, MASKED_EQ, EXECUTE, EXECUTE)),
+                               (EPERM, "pkey_mprotect", (2, MASKED_EQ, EXECUTE, EXECUTE)), (EPERM, "shmat", (2, MASKED_EQ, SHM_EXEC, SHM_EXEC))],
+}
+
+
 class Unit:
     def __init__(self, lines):
         self.lines = lines
@@ -352,92 +378,27 @@ class Unit:
     def filters(self):
         table = groups()
         for directive, name in GROUP_OF.items():
+            if self.on(directive) and name in table:
+                self.deny((EPERM, call) for call in sorted(calls(name, table)))
+        for directive, rules in REFUSED.items():
             if self.on(directive):
-                self.deny(table, name)
-        if self.on("ProtectKernelLogs"):
-            self.deny_calls(["syslog"])
-        if self.on("ProtectHostname"):
-            self.deny_calls(["sethostname", "setdomainname"])
-        self.restrict_namespaces()
+                self.deny(rules)
         self.restrict_families()
-        self.restrict_realtime()
-        self.restrict_set_id()
-        self.lock_personality()
-        self.deny_write_execute()
         self.system_calls(table)
 
-    def deny(self, table, name):
-        if name in table:
-            self.deny_calls(calls(name, table))
-
-    def deny_calls(self, names, errno=EPERM):
-        rules = Filter()
-        for name in sorted(names):
-            rules.rule(ERRNO | errno, name)
-        rules.load()
-
-    def restrict_namespaces(self):
-        if not self.on("RestrictNamespaces"):
-            return
-        rules = Filter()
-        for flag in NAMESPACES:
-            rules.rule(ERRNO | EPERM, "unshare", (0, MASKED_EQ, flag, flag))
-            rules.rule(ERRNO | EPERM, "clone", (0, MASKED_EQ, flag, flag))
-        rules.rule(ERRNO | ENOSYS, "clone3")
-        rules.rule(ERRNO | EPERM, "setns")
-        rules.load()
+    def deny(self, rules):
+        denied = Filter()
+        for errno, *rule in rules:
+            denied.rule(ERRNO | errno, *rule)
+        denied.load()
 
     def restrict_families(self):
         self.done.add("RestrictAddressFamilies")
         allowed = [FAMILIES[word] for value in self.all("RestrictAddressFamilies") for word in value.split()]
         if not allowed:
             return
-        rules = Filter()
-        for call in ("socket", "socketpair"):
-            for family in set(range(FAMILIES_END)) - set(allowed):
-                rules.rule(ERRNO | EAFNOSUPPORT, call, (0, EQ, family, 0))
-            rules.rule(ERRNO | EAFNOSUPPORT, call, (0, GE, FAMILIES_END, 0))
-        rules.load()
-
-    def restrict_realtime(self):
-        if not self.on("RestrictRealtime"):
-            return
-        rules = Filter()
-        for policy in (1, 2, 6):  # FIFO, RR, DEADLINE
-            rules.rule(ERRNO | EPERM, "sched_setscheduler", (1, EQ, policy, 0))
-        rules.load()
-
-    def restrict_set_id(self):
-        if not self.on("RestrictSUIDSGID"):
-            return
-        rules = Filter()
-        for bit in (0o4000, 0o2000):
-            for call, at in (("chmod", 1), ("fchmod", 1), ("fchmodat", 2), ("mkdir", 1), ("mkdirat", 2), ("mknod", 1),
-                             ("mknodat", 2), ("creat", 1)):
-                rules.rule(ERRNO | EPERM, call, (at, MASKED_EQ, bit, bit))
-            for call, at in (("open", 1), ("openat", 2)):
-                for create in (0o100, 0o20000000):  # O_CREAT, O_TMPFILE
-                    rules.rule(ERRNO | EPERM, call, (at, MASKED_EQ, create, create), (at + 1, MASKED_EQ, bit, bit))
-        rules.rule(ERRNO | ENOSYS, "openat2")
-        rules.load()
-
-    def lock_personality(self):
-        if not self.on("LockPersonality"):
-            return
-        rules = Filter()
-        rules.rule(ERRNO | EPERM, "personality", (0, NE, 0, 0))
-        rules.load()
-
-    def deny_write_execute(self):
-        """No line of the unit: with --set MemoryDenyWriteExecute=yes."""
-        if not self.on("MemoryDenyWriteExecute"):
-            return
-        rules = Filter()
-        rules.rule(ERRNO | EPERM, "mmap", (2, MASKED_EQ, WRITE_EXECUTE, WRITE_EXECUTE))
-        rules.rule(ERRNO | EPERM, "mprotect", (2, MASKED_EQ, EXECUTE, EXECUTE))
-        rules.rule(ERRNO | EPERM, "pkey_mprotect", (2, MASKED_EQ, EXECUTE, EXECUTE))
-        rules.rule(ERRNO | EPERM, "shmat", (2, MASKED_EQ, SHM_EXEC, SHM_EXEC))
-        rules.load()
+        compares = [(0, EQ, family, 0) for family in set(range(FAMILIES_END)) - set(allowed)] + [(0, GE, FAMILIES_END, 0)]
+        self.deny((EAFNOSUPPORT, call, compare) for call in ("socket", "socketpair") for compare in compares)
 
     def system_calls(self, table):
         """An allow list, as its first line is no ~."""
