@@ -8,13 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-extern const unsigned char ucm_attend_fatbin[], ucm_mla_fatbin[];
+extern const unsigned char ucm_attend_fatbin[], ucm_mla_fatbin[], ucm_entries_fatbin[];
 
 static CUmodule module, latents;
 static bool overlaps;       /* launches can */
 static uint32_t most_bytes; /* of shared memory that a thread block can have */
 
-void attend_open(void)
+static void attend_open(void)
 {
     int major, most;
 
@@ -25,6 +25,7 @@ void attend_open(void)
     overlaps = major >= 9;
     must(cuModuleLoadData(&module, ucm_attend_fatbin), "the kernels of attend.cu");
     must(cuModuleLoadData(&latents, ucm_mla_fatbin), "the kernels of mla.cu");
+    gpu_load(ucm_entries_fatbin);
 }
 
 static CUfunction kernel(CUmodule from, const char *name)
@@ -60,8 +61,9 @@ static void launch(CUfunction f, const uint32_t blocks[3], uint32_t threads, uin
     must(cuLaunchKernelEx(&config, f, parameters, NULL), name);
 }
 
-void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t head_dim,
-                   uint32_t narrow)
+/* The grid follows from args. narrow: K and V are FP8 E4M3. */
+static void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t head_dim,
+                          uint32_t narrow)
 {
     char name[64];
 
@@ -73,7 +75,8 @@ void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t 
            args->wait, name);
 }
 
-void mla_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t narrow)
+/* The same of latents, and of the launch that merges. */
+static void mla_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t narrow)
 {
     uint32_t element = narrow ? 1 : 2, grid[] = {args->splits, args->kv_heads, args->sequences};
     const char *type = dtype == UCM_KV_F16 ? "f16" : "bf16";
@@ -102,7 +105,8 @@ void order_launch(const struct ucm_attend_cuda_order *args)
          "ucm_attend_order");
 }
 
-void gpu_clear(CUdeviceptr at, size_t n)
+/* n zero bytes, now. */
+static void gpu_clear(CUdeviceptr at, size_t n)
 {
     must(cuMemsetD8Async(at, 0, n, gpu_stream), "clearing memory of the GPU");
     gpu_sync();
@@ -110,26 +114,8 @@ void gpu_clear(CUdeviceptr at, size_t n)
 
 /* ---- problems ---- */
 
-/* A random element, and what it is. */
-static float draw(uint32_t dtype, float size, uint16_t *bits)
-{
-    union {
-        float f;
-        uint32_t u;
-    } x = {size * rnd_normal()};
-    uint32_t e = x.u >> 23 & 0xff;
-
-    if (dtype == UCM_KV_BF16) {
-        *bits = (uint16_t)(x.u >> 16);
-        return ucm_bf16_decode(*bits);
-    }
-    *bits = e < 113 || e > 142
-                ? 0
-                : (uint16_t)((x.u >> 16 & 0x8000) | (e - 112) << 10 | (x.u >> 13 & 0x3ff));
-    return ucm_f16_decode(*bits);
-}
-
-uint32_t problem_element(const struct problem *p)
+/* Bytes, of K and V. */
+static uint32_t problem_element(const struct problem *p)
 {
     return p->shape.narrow == 1 ? 1 : 2;
 }
@@ -141,26 +127,21 @@ void problem_draw_bytes(const struct problem *p, uint8_t *to, uint64_t n)
 
     for (uint64_t i = 0; i < n; i += problem_element(p)) {
         if (p->shape.narrow == 1) {
-            draw(UCM_KV_F16, 0x1p-8f, &bits);
+            rnd_element(false, 0x1p-8f, &bits);
             to[i] = (uint8_t)((bits >> 8 & 0x80) | (bits >> 7 & 0x7f));
         } else {
-            draw(p->shape.dtype, 1, &bits);
+            rnd_element(p->shape.dtype == UCM_KV_BF16, 1, &bits);
             memcpy(to + i, &bits, 2);
         }
     }
 }
 
-void problem_launch_as(const struct problem *p, const struct ucm_attend_cuda *args)
+void problem_launch(const struct problem *p, const struct ucm_attend_cuda *args)
 {
     if (p->shape.latent)
         mla_launch(args, p->shape.dtype, p->shape.narrow);
     else
         attend_launch(args, p->shape.dtype, p->shape.d, p->shape.narrow);
-}
-
-void problem_launch(const struct problem *p)
-{
-    problem_launch_as(p, &p->args);
 }
 
 /* bfloat16's range is more than that of float16, by which E4M3 is multiplied. */
@@ -485,7 +466,7 @@ void problem_draw(struct problem *p)
 
     draw_tables(p);
     for (uint64_t i = 0; i < p->rows * s->d; i++)
-        p->q[i] = draw(s->dtype, 1.5f * query_size(p), &p->q16[i]);
+        p->q[i] = rnd_element(s->dtype == UCM_KV_BF16, 1.5f * query_size(p), &p->q16[i]);
     for (uint64_t l = 0; l < lists; l++) {
         p->count[l] = l % 5 == 4 ? 0 : rnd_below(s->room + 1);
         for (uint32_t i = 0; i < s->room; i++)
@@ -528,18 +509,6 @@ void problem_cut(struct problem *p, uint32_t tiles)
     p->args.partial_sum = gpu_new(rows * sizeof(struct ucm_attend_cuda_sum));
 }
 
-void problem_get(const struct problem *p, float *out, float *lse)
-{
-    uint64_t n = p->rows * p->v;
-    uint16_t *bits = fresh(n * 2);
-
-    gpu_get(bits, p->args.out, n * 2);
-    gpu_get(lse, p->args.lse, p->rows * 4);
-    for (uint64_t i = 0; i < n; i++)
-        out[i] = p->shape.dtype == UCM_KV_F16 ? ucm_f16_decode(bits[i]) : ucm_bf16_decode(bits[i]);
-    free(bits);
-}
-
 uint32_t problem_flags(const struct problem *p)
 {
     uint32_t flags;
@@ -551,9 +520,8 @@ uint32_t problem_flags(const struct problem *p)
 
 int main(int argc, char **argv)
 {
-    gpu_begin();
+    gpu_begin(argc, argv);
     attend_open();
-    few = argc > 1 && strcmp(argv[1], "--few") == 0;
     test_steps();
     test_beside();
     test_rounds();

@@ -10,16 +10,7 @@
 
 /* ---- kernels ---- */
 
-void attend_open(void);
-/* One launch; the grid follows from args. narrow: K and V are FP8 E4M3. */
-void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t head_dim,
-                   uint32_t narrow);
-/* The same of latents, and of the launch that merges. args->ring is filled in. */
-void mla_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t narrow);
 void order_launch(const struct ucm_attend_cuda_order *args);
-
-/* n zero bytes, now. */
-void gpu_clear(CUdeviceptr at, size_t n);
 
 /* ---- problems: pools, lists and windows, on the host and on the GPU ---- */
 
@@ -53,15 +44,13 @@ struct problem {
 
 void problem_open(struct problem *p, const struct attend_shape *shape);
 void problem_close(struct problem *p);
-uint32_t problem_element(const struct problem *p); /* bytes, of K and V */
 /* ENCODED: entry `entry` again, from its encoded bytes, here and on the GPU. */
 void problem_decode(struct problem *p, uint32_t entry);
 /* The largest |v|, about. */
 float problem_v(const struct problem *p);
 void problem_draw_bytes(const struct problem *p, uint8_t *to, uint64_t n);
-/* Launches with the problem's arguments, or with these. */
-void problem_launch(const struct problem *p);
-void problem_launch_as(const struct problem *p, const struct ucm_attend_cuda *args);
+/* args: the problem's, or like them. */
+void problem_launch(const struct problem *p, const struct ucm_attend_cuda *args);
 /* Fresh lists, lengths and queries, here and there. */
 void problem_draw(struct problem *p);
 /* The entry of an item of list l of all sequences' lists, for the C. */
@@ -70,9 +59,6 @@ int32_t problem_entry(const struct problem *p, uint64_t l, int32_t item);
 uint32_t problem_head(const struct problem *p, uint32_t g);
 /* Splits of `tiles` tiles each, for the longest list. */
 void problem_cut(struct problem *p, uint32_t tiles);
-/* What one launch answered. */
-void problem_get(const struct problem *p, float *out, float *lse);
-
 /* The flags since the last call. */
 uint32_t problem_flags(const struct problem *p);
 
@@ -86,8 +72,9 @@ struct answer answer_new(const struct problem *p);
 void answer_free(struct answer *a);
 /* The C's. */
 void answer_reference(const struct problem *p, struct answer *to);
-/* What the last launch answered. */
+/* What the last launch answered; step launches first. */
 void answer_get(const struct problem *p, struct answer *to);
+void answer_step(const struct problem *p, struct answer *to);
 /* Checks that got is within the kernel's bound of want, or the same bit for bit. */
 void answer_compare(const struct problem *p, const struct answer *want, const struct answer *got,
                     const char *what);

@@ -9,10 +9,6 @@
 
 #define GATHER_BLOCKS 32u
 
-extern const unsigned char ucm_entries_fatbin[];
-
-static CUmodule module;
-
 struct beside {
     struct problem p;
     struct ucm_entries pool; /* the GPU's */
@@ -23,14 +19,6 @@ struct beside {
     CUdeviceptr memory, requests, places, forgotten;
     uint32_t misses; /* numbers that a replay forgets first */
 };
-
-static void launch(const char *name, uint32_t blocks, uint32_t threads, void **arguments)
-{
-    CUfunction f;
-
-    must(cuModuleGetFunction(&f, module, name), name);
-    must(cuLaunchKernel(f, blocks, 1, 1, threads, 1, 1, 0, gpu_stream, arguments, NULL), name);
-}
 
 /* ---- a pool, and a mapping that has all blocks ---- */
 
@@ -137,12 +125,12 @@ static void layer(struct beside *b, uint32_t wait)
     uint32_t layer_head = 0;
 
     args.wait = wait;
-    launch("ucm_entries_next", 1, 1, (void *[]){&b->pool, &attended});
-    launch("ucm_entries_resolve", b->lists.sequences * b->lists.lists, UCM_ENTRIES_CUDA_RESOLVE,
-           (void *[]){&b->pool, &layer_head, &b->lists});
-    launch("ucm_entries_gather_warp", GATHER_BLOCKS, UCM_ENTRIES_CUDA_GATHER,
-           (void *[]){&b->pool, &b->gather});
-    problem_launch_as(&b->p, &args);
+    gpu_launch("ucm_entries_next", 1, 1, 0, (void *[]){&b->pool, &attended});
+    gpu_launch("ucm_entries_resolve", b->lists.sequences * b->lists.lists, UCM_ENTRIES_CUDA_RESOLVE,
+               0, (void *[]){&b->pool, &layer_head, &b->lists});
+    gpu_launch("ucm_entries_gather_warp", GATHER_BLOCKS, UCM_ENTRIES_CUDA_GATHER, 0,
+               (void *[]){&b->pool, &b->gather});
+    problem_launch(&b->p, &args);
 }
 
 static CUgraph captured(struct beside *b)
@@ -162,17 +150,12 @@ static void forget(struct beside *b)
     for (uint32_t i = 0; i < b->misses; i++)
         numbers[i] = b->p.numbers[rnd_below(b->p.shape.entries)];
     gpu_put(b->forgotten, numbers, b->misses * 4);
-    launch("ucm_entries_forget_numbers", 32, 128, (void *[]){&b->pool, &b->forgotten, &b->misses});
+    gpu_launch("ucm_entries_forget_numbers", 32, 128, 0,
+               (void *[]){&b->pool, &b->forgotten, &b->misses});
     free(numbers);
 }
 
 /* ---- tests ---- */
-
-static void open_module(void)
-{
-    if (module == NULL)
-        must(cuModuleLoadData(&module, ucm_entries_fatbin), "the kernels of entries.cu");
-}
 
 /* The blocks that are resident now, for the C. */
 static void read_pool(struct beside *b)
@@ -192,7 +175,7 @@ static void lose(struct beside *b)
 
     gpu_put(b->places + number * sizeof(none), &none, sizeof(none));
     gpu_put(b->forgotten, &number, 4);
-    launch("ucm_entries_forget_numbers", 32, 128, (void *[]){&b->pool, &b->forgotten, &one});
+    gpu_launch("ucm_entries_forget_numbers", 32, 128, 0, (void *[]){&b->pool, &b->forgotten, &one});
     layer(b, 1);
     gpu_sync();
     gpu_get(&step, (CUdeviceptr)b->pool.step, sizeof(step));
@@ -209,7 +192,6 @@ void test_beside_of(const struct attend_shape *shape, uint32_t tiles)
     CUgraphExec graph;
     CUgraph made;
 
-    open_module();
     beside_open(&b, shape);
     problem_cut(&b.p, tiles);
     want = answer_new(&b.p);

@@ -21,7 +21,7 @@ struct rounds {
     struct ucm_attend_cuda_order args;
     CUgraphExec graph;
     struct ucm_stop_report *report;
-    float *out, *lse;
+    struct answer got;
     uint64_t lists, list_rows;
 };
 
@@ -160,7 +160,7 @@ static void capture(struct rounds *r)
     order_launch(&r->args);
     a.list = r->args.to;
     for (a.round = 0; a.round < ROUNDS; a.round++)
-        attend_launch(&a, r->p.shape.dtype, r->p.shape.d, r->p.shape.narrow);
+        problem_launch(&r->p, &a);
     must(cuStreamEndCapture(gpu_stream, &graph), "capture");
     must(cuGraphInstantiate(&r->graph, graph, 0), "the graph");
     must(cuGraphDestroy(graph), "the graph");
@@ -208,8 +208,7 @@ static void rounds_open(struct rounds *r, const struct attend_shape *shape,
     r->order = fresh(r->lists * shape->room * 4);
     r->list_end = fresh((ROUNDS + 1) * r->lists * 4);
     r->report = fresh(r->lists * sizeof(*r->report));
-    r->out = fresh(r->p.rows * shape->d * 4);
-    r->lse = fresh(r->p.rows * 4);
+    r->got = answer_new(&r->p);
     a->state = gpu_new(r->p.rows * shape->d * 4);
     a->state_sum = gpu_new(r->p.rows * sizeof(struct ucm_attend_cuda_sum));
     stop_open(r);
@@ -241,13 +240,14 @@ static void rounds_close(struct rounds *r)
                           s->heads,        s->report,
                           s->told,         r->args.to,
                           r->args.score,   r->args.row_score};
-    void *here[] = {r->row_score, r->score, r->order, r->list_end, r->report, r->out, r->lse};
+    void *here[] = {r->row_score, r->score, r->order, r->list_end, r->report};
 
     must(cuGraphExecDestroy(r->graph), "the graph");
     for (size_t i = 0; i < sizeof(mine) / sizeof(mine[0]); i++)
         gpu_free(mine[i]);
     for (size_t i = 0; i < sizeof(here) / sizeof(here[0]); i++)
         free(here[i]);
+    answer_free(&r->got);
     problem_close(&r->p);
 }
 
@@ -394,9 +394,9 @@ static void compare_list(const struct rounds *r, uint64_t l)
     check(n <= r->p.count[l] && (last || n % r->stop.every == 0), "list %lu: %u of %u blocks",
           (unsigned long)l, n, r->p.count[l]);
     for (uint64_t i = 0; i < (uint64_t)rows * s->d; i++)
-        wrong += !(fabsf(out[i] - r->out[row * s->d + i]) <= by);
+        wrong += !(fabsf(out[i] - r->got.out[row * s->d + i]) <= by);
     for (uint32_t i = 0; i < rows; i++)
-        wrong += !(lse[i] == r->lse[row + i] || fabsf(lse[i] - r->lse[row + i]) <= 2e-4f);
+        wrong += !(lse[i] == r->got.lse[row + i] || fabsf(lse[i] - r->got.lse[row + i]) <= 2e-4f);
     check(wrong == 0, "list %lu, rule %u, %u blocks: %lu channels or lse", (unsigned long)l,
           r->stop.rule, n, (unsigned long)wrong);
     if (r->stop.rule == UCM_STOP_CERTIFIED) /* its slack is larger than the C's */
@@ -454,7 +454,7 @@ static void replay(struct rounds *r)
     draw_lists(r);
     must(cuGraphLaunch(r->graph, gpu_stream), "the graph");
     gpu_sync();
-    problem_get(&r->p, r->out, r->lse);
+    answer_get(&r->p, &r->got);
     gpu_get(r->report, r->p.args.stop.report, r->lists * sizeof(*r->report));
     gpu_get(r->list_end, r->p.args.stop.ends, (ROUNDS + 1) * r->lists * 4);
     compare_order(r);

@@ -6,13 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void step(struct problem *p, struct answer *got)
-{
-    problem_launch(p);
-    gpu_sync();
-    answer_get(p, got);
-}
-
 static void compare_cuts(struct problem *p)
 {
     static const uint32_t cuts[] = {1, 3, 8, 64, 320};
@@ -22,9 +15,9 @@ static void compare_cuts(struct problem *p)
     answer_reference(p, &want);
     for (uint32_t i = few ? 2 : 0; i < (few ? 3 : 5); i++) {
         problem_cut(p, cuts[i]);
-        step(p, &got);
+        answer_step(p, &got);
         answer_compare(p, &want, &got, "a step");
-        step(p, &again);
+        answer_step(p, &again);
         answer_same(p, &got, &again, "the second run");
         check(problem_flags(p) == 0, "flags");
     }
@@ -43,13 +36,13 @@ static void compare_places(struct problem *p)
     int32_t *direct = fresh(items * 4);
 
     problem_cut(p, 5);
-    step(p, &tables);
+    answer_step(p, &tables);
     for (uint64_t i = 0; i < items; i++)
         direct[i] = problem_entry(p, i / s->room, p->list[i]);
     args = p->args;
     p->args.list = gpu_put(0, direct, items * 4);
     p->args.numbers = p->args.entry_of = 0; /* items are entries */
-    step(p, &entries);
+    answer_step(p, &entries);
     answer_same(p, &tables, &entries, "lists of entries, not of positions");
     gpu_free(p->args.list);
     p->args = args;
@@ -67,20 +60,20 @@ static void miss(struct problem *p)
     problem_cut(p, 7);
     bad = UCM_ATTEND_CUDA_ORDER * 1000;
     gpu_put(p->args.list, &bad, 4);
-    step(p, &got);
+    answer_step(p, &got);
     check(problem_flags(p) == UCM_ATTEND_NO_ENTRY, "an item that has no number");
     gpu_put(p->args.list, &item, 4);
     bad = -1;
     gpu_put(p->args.numbers + 4 * (uint32_t)item, &bad, 4);
-    step(p, &got);
+    answer_step(p, &got);
     check(problem_flags(p) == UCM_ATTEND_NO_ENTRY, "a number below 0");
     gpu_put(p->args.numbers + 4 * (uint32_t)item, &number, 4);
     bad = -2;
     gpu_put(p->args.entry_of + 4 * (uint32_t)number, &bad, 4);
-    step(p, &got);
+    answer_step(p, &got);
     check(problem_flags(p) == UCM_ATTEND_NO_ENTRY, "a block that is wanted");
     gpu_put(p->args.entry_of + 4 * (uint32_t)number, &p->entry_of[number], 4);
-    step(p, &got);
+    answer_step(p, &got);
     check(problem_flags(p) == 0, "flags when all is there");
     if (p->shape.window > 0) {
         int32_t page = p->table[p->first[0]];
@@ -89,7 +82,7 @@ static void miss(struct problem *p)
         bad = (int32_t)p->shape.pages;
         gpu_put(p->args.table + 4 * p->first[0], &bad, 4);
         gpu_put(p->args.length, &whole, 4);
-        step(p, &got);
+        answer_step(p, &got);
         check(problem_flags(p) == UCM_ATTEND_NO_PAGE, "a page that is not there");
         gpu_put(p->args.table + 4 * p->first[0], &page, 4);
         gpu_put(p->args.length, &length, 4);
@@ -110,7 +103,7 @@ static void poison(struct problem *p)
     gpu_put(p->args.pool.base + at, &nan, 2);
     problem_cut(p, 4);
     answer_reference(p, &want);
-    step(p, &got);
+    answer_step(p, &got);
     check(isnan(got.lse[0]), "NaN in a key");
     answer_compare(p, &want, &got, "with NaN");
     memcpy(p->pool + at, &before, 2);
@@ -135,7 +128,7 @@ static void poison_encoded(struct problem *p)
         bytes[at[i]] = i == 0 ? 0x7f : 0xff;
         problem_decode(p, entry);
         answer_reference(p, &want);
-        step(p, &got);
+        answer_step(p, &got);
         check(isnan(i < 2 ? got.lse[0] : got.out[0]), "NaN in an encoded entry");
         answer_compare(p, &want, &got, "encoded, with NaN");
         bytes[at[i]] = before;

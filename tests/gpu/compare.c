@@ -1,5 +1,7 @@
 #include "tests/gpu/compare.h"
 
+#include "kernels/arith.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +12,7 @@ CUstream gpu_stream;
 bool few;
 static unsigned passed, failed;
 static uint64_t seed = 1;
+static CUmodule module;
 
 bool check(bool condition, const char *format, ...)
 {
@@ -70,6 +73,27 @@ void gpu_sync(void)
     must(cuStreamSynchronize(gpu_stream), "the kernel");
 }
 
+void gpu_load(const void *image)
+{
+    must(cuModuleLoadData(&module, image), "the kernels");
+}
+
+CUfunction gpu_kernel(const char *name)
+{
+    CUfunction kernel;
+
+    must(cuModuleGetFunction(&kernel, module, name), name);
+    return kernel;
+}
+
+void gpu_launch(const char *kernel, uint32_t blocks, uint32_t threads, uint32_t shared,
+                void **arguments)
+{
+    must(cuLaunchKernel(gpu_kernel(kernel), blocks, 1, 1, threads, 1, 1, shared, gpu_stream,
+                        arguments, NULL),
+         kernel);
+}
+
 uint32_t rnd(void)
 {
     uint64_t z = seed += UINT64_C(0x9e3779b97f4a7c15);
@@ -94,6 +118,24 @@ float rnd_normal(void)
     return sum;
 }
 
+float rnd_element(bool bf16, float size, uint16_t *bits)
+{
+    union {
+        float f;
+        uint32_t u;
+    } x = {size * rnd_normal()};
+    uint32_t e = x.u >> 23 & 0xff;
+
+    if (bf16) {
+        *bits = (uint16_t)(x.u >> 16);
+        return ucm_bf16_decode(*bits);
+    }
+    *bits = e < 113 || e > 142
+                ? 0
+                : (uint16_t)((x.u >> 16 & 0x8000) | (e - 112) << 10 | (x.u >> 13 & 0x3ff));
+    return ucm_f16_decode(*bits);
+}
+
 void *fresh(size_t n)
 {
     void *p = calloc(1, n ? n : 1);
@@ -103,12 +145,13 @@ void *fresh(size_t n)
     return p;
 }
 
-void gpu_begin(void)
+void gpu_begin(int argc, char **argv)
 {
     CUcontext context;
     CUdevice dev;
     CUuuid uuid;
 
+    few = argc > 1 && strcmp(argv[1], "--few") == 0;
     must(cuInit(0), "CUDA");
     must(cuDeviceGet(&dev, 0), "a GPU");
     must(cuDeviceGetUuid(&uuid, dev), "its UUID");

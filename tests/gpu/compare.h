@@ -8,9 +8,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Opens the first GPU; ends the program if there is none. end prints the counts and returns main's
- * status. */
-void gpu_begin(void);
+/* Opens the first GPU; ends the program if there is none. An argument --few sets `few`. end prints
+ * the counts and returns main's status. */
+void gpu_begin(int argc, char **argv);
 int gpu_end(void);
 
 extern uint8_t gpu_uuid[16];
@@ -29,9 +29,17 @@ void gpu_get(void *to, CUdeviceptr at, size_t n);
 void gpu_free(CUdeviceptr at);
 void gpu_sync(void);
 
+/* Kernels of the module that was loaded last. `shared`: bytes of dynamic shared memory. */
+void gpu_load(const void *image);
+CUfunction gpu_kernel(const char *name);
+void gpu_launch(const char *kernel, uint32_t blocks, uint32_t threads, uint32_t shared,
+                void **arguments);
+
 uint32_t rnd(void);
 uint32_t rnd_below(uint32_t n);
 float rnd_normal(void);
+/* A random element of bf16 or float16, and what it is. */
+float rnd_element(bool bf16, float size, uint16_t *bits);
 void *fresh(size_t n); /* zeroed; ends the program if there is none */
 
 #endif

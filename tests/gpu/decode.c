@@ -24,32 +24,13 @@ static struct ucm_cuda_decode_layout layout(const struct scene *t, bool heads_fi
                                            .v_head_stride = head};
 }
 
-/* A random element, and what it is. */
-static float draw(const struct scene *t, float size, uint16_t *bits)
-{
-    union {
-        float f;
-        uint32_t u;
-    } x = {size * rnd_normal()};
-    uint32_t e = x.u >> 23 & 0xff;
-
-    if (t->spec.dtype == UCM_SPARSE_BF16) {
-        *bits = (uint16_t)(x.u >> 16);
-        return ucm_bf16_decode(*bits);
-    }
-    *bits = e < 113 || e > 142
-                ? 0
-                : (uint16_t)((x.u >> 16 & 0x8000) | (e - 112) << 10 | (x.u >> 13 & 0x3ff));
-    return ucm_f16_decode(*bits);
-}
-
 /* E4M3: any but NaN, and no more than 7.5. */
 static void draw_bytes(const struct scene *t, uint8_t *at, uint64_t bytes)
 {
     for (uint64_t i = 0; i < bytes && t->spec.narrow; i++)
         at[i] = (uint8_t)(rnd_below(2) << 7 | rnd_below(0x50));
     for (uint64_t i = 0; i < bytes / 2 && !t->spec.narrow; i++)
-        draw(t, 1, (uint16_t *)(void *)(at + 2 * i));
+        rnd_element(t->spec.dtype == UCM_SPARSE_BF16, 1, (uint16_t *)(void *)(at + 2 * i));
 }
 
 /* K or V of a layer of a block, in either order: a row has a scale of its own. */
@@ -306,7 +287,7 @@ void scene_draw(struct scene *t)
             in->head_score[i] = t->options.known == UCM_CUDA_DECODE_BOUNDS ? 4.0f + rnd_normal()
                                                                            : 2.0f + rnd_normal();
         for (uint32_t i = 0; i < SEQUENCES * HEADS * GROUP * t->spec.d; i++)
-            draw(t, 1.5f, &in->q[i]);
+            rnd_element(t->spec.dtype == UCM_SPARSE_BF16, 1.5f, &in->q[i]);
     }
     gpu_put(t->gpu_input, &t->input, sizeof(t->input));
 }
@@ -473,8 +454,7 @@ int main(int argc, char **argv)
          false, UCM_CUDA_DECODE_CERTIFIED, 0.3f, true, false},
     };
 
-    gpu_begin();
-    few = argc > 1 && strcmp(argv[1], "--few") == 0;
+    gpu_begin(argc, argv);
     for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++) {
         test_decode_steps(&specs[i]);
         test_decode_between(&specs[i]);

@@ -1,5 +1,6 @@
 /* test_encoding [--few]: compares; a part of the cases only. */
-#include "tests/gpu/encoding.h"
+#include "kernels/encoding/encoding_cuda.h"
+#include "tests/gpu/compare.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,34 +12,25 @@
 
 extern const unsigned char ucm_encoding_fatbin[];
 
-static CUmodule module;
-
-CUfunction encoding_kernel(const struct ucm_encoding_spec *spec, enum ucm_copy_direction direction)
-{
-    char name[UCM_ENCODING_KERNEL_NAME];
-    CUfunction kernel;
-
-    if (!check(ucm_encoding_kernel_name(spec, direction, name),
-               "no kernel for encoding %u, dtype %u", spec->encoding, spec->dtype))
-        must(CUDA_ERROR_NOT_FOUND, "a kernel");
-    must(cuModuleGetFunction(&kernel, module, name), name);
-    return kernel;
-}
-
-void encoding_launch(CUfunction kernel, uint32_t ctas, CUstream stream, CUdeviceptr planes,
-                     uint32_t n_planes, CUdeviceptr items, uint32_t n_items,
-                     const struct ucm_encoding_spec *spec)
+/* Of planes and items that the GPU can read; ends the program if there is no kernel. */
+static void launch(const struct ucm_encoding_spec *spec, enum ucm_copy_direction direction,
+                   CUdeviceptr planes, uint32_t n_planes, CUdeviceptr items, uint32_t n_items)
 {
     uint32_t tiles = ucm_encoding_tiles(spec);
     struct ucm_encoding_spec by_value = *spec;
     void *arguments[] = {&planes, &n_planes, &items, &n_items, &by_value, &tiles};
+    char name[UCM_ENCODING_KERNEL_NAME];
 
-    must(cuLaunchKernel(kernel, ctas, 1, 1, UCM_ENCODING_THREADS, 1, 1, 0, stream, arguments, NULL),
-         "a launch");
+    if (!check(ucm_encoding_kernel_name(spec, direction, name),
+               "no kernel for encoding %u, dtype %u", spec->encoding, spec->dtype))
+        must(CUDA_ERROR_NOT_FOUND, "a kernel");
+    gpu_launch(name, 5, UCM_ENCODING_THREADS, 0, arguments);
+    gpu_sync();
 }
 
-struct ucm_encoding_spec encoding_spec(uint32_t encoding, uint32_t dtype, uint32_t tokens,
-                                       uint32_t heads, uint32_t dim, uint32_t order, uint32_t axis)
+static struct ucm_encoding_spec encoding_spec(uint32_t encoding, uint32_t dtype, uint32_t tokens,
+                                              uint32_t heads, uint32_t dim, uint32_t order,
+                                              uint32_t axis)
 {
     struct ucm_encoding_spec s = {.encoding = encoding,
                                   .version = ucm_encoding_method(encoding)->version,
@@ -194,9 +186,7 @@ static void dump(struct rig *r)
     gpu_put(r->gpu_pages, r->pages, r->page_bytes);
     memset(r->slots, GUARD, r->slots_bytes);
     slots_put(r, r->slots);
-    encoding_launch(encoding_kernel(&r->spec, UCM_COPY_DUMP), 5, gpu_stream, r->gpu_planes,
-                    r->n_planes, r->gpu_items, ITEMS, &r->spec);
-    gpu_sync();
+    launch(&r->spec, UCM_COPY_DUMP, r->gpu_planes, r->n_planes, r->gpu_items, ITEMS);
     slots_get(r, found);
     for (uint32_t i = 0; i < ITEMS; i++)
         for (uint32_t p = 0; p < r->n_planes; p++)
@@ -213,9 +203,7 @@ static void load(struct rig *r)
     memset(r->pages, GUARD, r->page_bytes);
     gpu_put(r->gpu_pages, r->pages, r->page_bytes);
     slots_put(r, r->slots);
-    encoding_launch(encoding_kernel(&r->spec, UCM_COPY_LOAD), 5, gpu_stream, r->gpu_planes,
-                    r->n_planes, r->gpu_items, ITEMS, &r->spec);
-    gpu_sync();
+    launch(&r->spec, UCM_COPY_LOAD, r->gpu_planes, r->n_planes, r->gpu_items, ITEMS);
     gpu_get(found, r->gpu_pages, r->page_bytes);
     for (uint32_t i = 0; i < ITEMS; i++)
         for (uint32_t p = 0; p < r->n_planes; p++)
@@ -497,9 +485,8 @@ static void test_codes(uint32_t encoding, uint32_t dtype)
 
 int main(int argc, char **argv)
 {
-    gpu_begin();
-    must(cuModuleLoadData(&module, ucm_encoding_fatbin), "the kernels");
-    few = argc > 1 && strcmp(argv[1], "--few") == 0;
+    gpu_begin(argc, argv);
+    gpu_load(ucm_encoding_fatbin);
     for (uint32_t i = 0; i < sizeof(methods) / sizeof(*methods); i++) {
         test_shapes(methods[i]);
         test_tensors(methods[i]);

@@ -7,8 +7,6 @@
 
 extern const unsigned char ucm_entries_fatbin[];
 
-static CUmodule module;
-
 /* ---- a pool ---- */
 
 void pool_open(struct pool *p, const struct ucm_entries_shape *shape)
@@ -48,28 +46,19 @@ void pool_read(struct pool *p, const char *when)
     check(p->host.step->done == 0, "%s: done is %u", when, p->host.step->done);
 }
 
-void launch(const char *kernel, uint32_t blocks, uint32_t threads, void **arguments)
-{
-    CUfunction function;
-
-    must(cuModuleGetFunction(&function, module, kernel), kernel);
-    must(cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, gpu_stream, arguments, NULL),
-         kernel);
-}
-
 void pool_next(struct pool *p)
 {
     CUdeviceptr attended = 0;
 
-    launch("ucm_entries_next", 1, 1, (void *[]){&p->gpu, &attended});
+    gpu_launch("ucm_entries_next", 1, 1, 0, (void *[]){&p->gpu, &attended});
 }
 
 void pool_resolve(struct pool *p, uint32_t layer_head, const struct ucm_entries_lists *lists)
 {
     struct ucm_entries_lists by_value = *lists;
 
-    launch("ucm_entries_resolve", lists->sequences * lists->lists, UCM_ENTRIES_CUDA_RESOLVE,
-           (void *[]){&p->gpu, &layer_head, &by_value});
+    gpu_launch("ucm_entries_resolve", lists->sequences * lists->lists, UCM_ENTRIES_CUDA_RESOLVE, 0,
+               (void *[]){&p->gpu, &layer_head, &by_value});
 }
 
 void pool_gather(struct pool *p, const char *kernel, uint32_t blocks,
@@ -79,7 +68,7 @@ void pool_gather(struct pool *p, const char *kernel, uint32_t blocks,
     char name[64];
 
     snprintf(name, sizeof(name), "ucm_entries_gather_%s", kernel);
-    launch(name, blocks, UCM_ENTRIES_CUDA_GATHER, (void *[]){&p->gpu, &by_value});
+    gpu_launch(name, blocks, UCM_ENTRIES_CUDA_GATHER, 0, (void *[]){&p->gpu, &by_value});
 }
 
 /* ---- one miss at a time: the same arrays as in C ---- */
@@ -107,14 +96,14 @@ static void want_both(struct pool *p, struct ucm_entries *model, CUdeviceptr wor
     uint8_t arrived = rnd_below(8) > 0;
 
     gpu_put(words, key_request, sizeof(key_request));
-    launch("ucm_entries_want_keys", 1, 32, (void *[]){&p->gpu, &words, &request, &n});
+    gpu_launch("ucm_entries_want_keys", 1, 32, 0, (void *[]){&p->gpu, &words, &request, &n});
     ucm_entries_want(model, key_request[0], key_request[1]);
     same(p, model, "want");
-    launch("ucm_entries_take_all", 2, 64, (void *[]){&p->gpu});
+    gpu_launch("ucm_entries_take_all", 2, 64, 0, (void *[]){&p->gpu});
     ucm_entries_take(model);
     same(p, model, "take");
     gpu_put(words, &arrived, 1);
-    launch("ucm_entries_publish_all", 2, 64, (void *[]){&p->gpu, &words});
+    gpu_launch("ucm_entries_publish_all", 2, 64, 0, (void *[]){&p->gpu, &words});
     ucm_entries_publish(model, &arrived);
     same(p, model, "publish");
 }
@@ -125,7 +114,7 @@ static void between_both(struct pool *p, struct ucm_entries *model, CUdeviceptr 
     uint32_t numbers[2] = {rnd_below(NUMBERS), rnd_below(NUMBERS)};
 
     if (rnd_below(3) == 0) {
-        launch("ucm_entries_leave_request", 2, 32, (void *[]){&p->gpu, &request});
+        gpu_launch("ucm_entries_leave_request", 2, 32, 0, (void *[]){&p->gpu, &request});
         ucm_entries_leave(model, request);
         same(p, model, "leave");
         if (ucm_entries_enter(model, request, floor) == 0)
@@ -133,7 +122,7 @@ static void between_both(struct pool *p, struct ucm_entries *model, CUdeviceptr 
     }
     if (rnd_below(3) == 0) {
         gpu_put(words, numbers, sizeof(numbers));
-        launch("ucm_entries_forget_numbers", 2, 32, (void *[]){&p->gpu, &words, &n});
+        gpu_launch("ucm_entries_forget_numbers", 2, 32, 0, (void *[]){&p->gpu, &words, &n});
         ucm_entries_forget(model, numbers, 2);
         same(p, model, "forget");
     }
@@ -284,9 +273,9 @@ static void one_layer(struct pool *p, struct pool *q, CUdeviceptr lists, uint32_
     for (uint32_t i = 0; i < q->host.step->misses && i < p->host.shape.misses; i++)
         arrived[i] = !lost[q->host.miss[i].key % n];
     flags = gpu_put(0, arrived, p->host.shape.misses);
-    launch("ucm_entries_take_all", 4, 256, (void *[]){&p->gpu});
+    gpu_launch("ucm_entries_take_all", 4, 256, 0, (void *[]){&p->gpu});
     pool_read(p, "take");
-    launch("ucm_entries_publish_all", 4, 64, (void *[]){&p->gpu, &flags});
+    gpu_launch("ucm_entries_publish_all", 4, 64, 0, (void *[]){&p->gpu, &flags});
     pool_read(p, "publish");
     check_taken(&q->host, &p->host, lost);
     gpu_free(flags);
@@ -322,14 +311,12 @@ static void test_at_once(uint32_t entries, uint32_t floor)
 
 int main(int argc, char **argv)
 {
-    gpu_begin();
-    few = argc > 1 && strcmp(argv[1], "--few") == 0;
-    must(cuModuleLoadData(&module, ucm_entries_fatbin), "the kernels");
+    gpu_begin(argc, argv);
+    gpu_load(ucm_entries_fatbin);
     test_one_by_one();
     test_at_once(2000, 300); /* there is room for all */
     test_at_once(700, 200);
     test_at_once(300, 100); /* steps that don't fit */
     test_gather();
-    must(cuModuleUnload(module), "the kernels");
     return gpu_end();
 }

@@ -18,7 +18,6 @@ void pool_close(struct pool *p);
 void pool_read(struct pool *p, const char *when);
 void pool_write(struct pool *p);
 
-void launch(const char *kernel, uint32_t blocks, uint32_t threads, void **arguments);
 void pool_next(struct pool *p);
 void pool_resolve(struct pool *p, uint32_t layer_head, const struct ucm_entries_lists *lists);
 /* kernel: warp, block, warp_weak, block_weak. */

@@ -99,7 +99,7 @@ static void want_numbers(struct scene *t, uint32_t first, uint32_t n)
             keys[all++] = layer_head * NUMBERS + i;
     at = gpu_put(0, keys, all * sizeof(*keys));
     zero = gpu_put(0, requests, all * sizeof(*requests));
-    launch("ucm_entries_want_keys", 2, 128, (void *[]){&t->pool.gpu, &at, &zero, &all});
+    gpu_launch("ucm_entries_want_keys", 2, 128, 0, (void *[]){&t->pool.gpu, &at, &zero, &all});
     gpu_sync();
     gpu_free(at);
     gpu_free(zero);
@@ -198,7 +198,7 @@ static void test_changing(const char *kernel, uint32_t rounds)
         served += check_resident(&t, "what changes");
         lost += t.pool.host.step->unserved;
         numbers = gpu_put(0, all, sizeof(all));
-        launch("ucm_entries_forget_numbers", 2, 64, (void *[]){&t.pool.gpu, &numbers, &n});
+        gpu_launch("ucm_entries_forget_numbers", 2, 64, 0, (void *[]){&t.pool.gpu, &numbers, &n});
         gpu_sync();
         gpu_free(numbers);
     }

@@ -13,18 +13,6 @@
 
 extern const unsigned char ucm_rope_fatbin[];
 
-static CUmodule rope_module;
-
-static CUfunction kernel_of(const struct ucm_rope_spec *spec)
-{
-    char name[UCM_ROPE_KERNEL_NAME];
-    CUfunction kernel;
-
-    ucm_rope_kernel_name(spec, name);
-    must(cuModuleGetFunction(&kernel, rope_module, name), name);
-    return kernel;
-}
-
 /* What a launch reads, in the GPU's memory. */
 struct work {
     CUdeviceptr planes, items, at, tables;
@@ -39,10 +27,11 @@ static void launch(const struct work *w, const struct ucm_rope_spec *spec, uint3
     uint32_t tiles = ucm_rope_tiles(spec, w->largest);
     void *arguments[] = {&own.planes, &own.n_planes, &own.items, &own.n_items, &own.at,
                          &own.tables, &own.n_tables, &by_value,  &tiles,       &in_place};
+    char name[UCM_ROPE_KERNEL_NAME];
 
-    must(cuLaunchKernel(kernel_of(spec), ctas, 1, 1, UCM_COPY_THREADS, 1, 1,
-                        ucm_rope_tables_bytes(spec, w->n_tables), gpu_stream, arguments, NULL),
-         "a launch");
+    ucm_rope_kernel_name(spec, name);
+    gpu_launch(name, ctas, UCM_COPY_THREADS, ucm_rope_tables_bytes(spec, w->n_tables), arguments);
+    gpu_sync();
 }
 
 static void work_free(struct work *w)
@@ -175,7 +164,6 @@ static void check_load(const struct ucm_rope_spec *spec, const struct shape *sha
 
     load_new(&l, spec, shape, shift);
     launch(&l.w, spec, 5, 0);
-    gpu_sync();
     gpu_get(l.found, l.gpu_pages, l.page_bytes);
     ucm_copy_ref(l.host, 2 * LAYERS, l.on_host, ITEMS, UCM_COPY_LOAD);
     rerotate_pages(spec, l.host, l.at, l.items, l.tables);
@@ -184,7 +172,6 @@ static void check_load(const struct ucm_rope_spec *spec, const struct shape *sha
           spec->dtype, spec->pairs, spec->rows, spec->dim, spec->first, spec->rotary, shape->before,
           shape->behind, shift);
     launch(&l.w, spec, 5, 1);
-    gpu_sync();
     gpu_get(l.found, l.gpu_pages, l.page_bytes);
     rerotate_pages(spec, l.host, l.at, l.items, l.tables);
     check(memcmp(l.found, l.pages, l.page_bytes) == 0, "in place: dtype %u, pairs %u, rows of %u",
@@ -227,9 +214,8 @@ static void test_bits(void)
 
 int main(int argc, char **argv)
 {
-    gpu_begin();
-    few = argc > 1 && strcmp(argv[1], "--few") == 0;
-    must(cuModuleLoadFatBinary(&rope_module, ucm_rope_fatbin), "the re-rotating kernels");
+    gpu_begin(argc, argv);
+    gpu_load(ucm_rope_fatbin);
     test_bits();
     return gpu_end();
 }

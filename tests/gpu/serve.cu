@@ -105,7 +105,7 @@ static void daemon_start(void)
 /* How many of the victim's blocks a lookup finds. */
 static uint32_t victim_hits(struct ucm_client *c)
 {
-    std::vector<uint8_t> keys(64 * KEY_BYTES);
+    struct transfer t(5000, 64, false);
     uint32_t hits = 99, lease;
     struct ucm_identity id = identity();
     struct ucm_namespace *ns;
@@ -114,10 +114,8 @@ static uint32_t victim_hits(struct ucm_client *c)
 
     if (ucm_namespace_open(c, &id, -1, &ns) != 0)
         return 99;
-    for (unsigned i = 0; i < 64; i++)
-        key_make(5000 + i, keys.data() + i * KEY_BYTES);
-    l.keys = keys.data();
-    l.n_keys = 64;
+    l.keys = t.keys;
+    l.n_keys = t.n_keys;
     if (ucm_lookup_per_key(ns, &l, -1, found.data(), &hits, &lease) != 0)
         hits = 99;
     ucm_namespace_close(ns);

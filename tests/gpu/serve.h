@@ -45,11 +45,16 @@ void worker_close(struct worker *w);
 /* The region under w->ns; open has registered one under base, and close unregisters what there is. */
 void worker_register(struct worker *w);
 void worker_unregister(struct worker *w);
-/* Block number first + i goes to place i, or reversed to BLOCKS - 1 - i; its keys and blocks lie in
- * the vectors. */
-struct ucm_transfer transfer(std::vector<uint8_t> &keys, std::vector<uint32_t> &blocks,
-                             unsigned first, unsigned n, bool reversed);
-void key_make(unsigned number, uint8_t *out);
+/* Of block number first + i to place i, or reversed to BLOCKS - 1 - i. */
+struct transfer : ucm_transfer {
+    std::vector<uint8_t> all_keys;
+    std::vector<uint32_t> all_blocks;
+
+    transfer(unsigned first, unsigned n, bool reversed);
+    transfer(const transfer &) = delete; /* it has pointers into itself */
+    /* Only n blocks, those after the first `at`. */
+    void only(unsigned at, unsigned n);
+};
 /* The test's strategy: whether a worker has a copy agent, whether copies go through its ring, and
  * whether the daemon's planner decides about raw ones. */
 bool copy_agent(void);

@@ -119,11 +119,20 @@ static size_t differ(struct worker *w, std::vector<uint16_t> &kv, uint32_t encod
     return n;
 }
 
+/* The first RAW blocks as they are, the others encoded. */
+static void dump_all(struct worker *w, unsigned first)
+{
+    struct transfer t(first, N, false);
+
+    t.only(0, RAW);
+    move(w, &t, false, true);
+    t.only(RAW, N - RAW);
+    move(w, &t, false, false);
+}
+
 static void load_all(struct worker *w, unsigned first, uint32_t step)
 {
-    std::vector<uint8_t> keys;
-    std::vector<uint32_t> blocks;
-    struct ucm_transfer t = transfer(keys, blocks, first, N, false);
+    struct transfer t(first, N, false);
 
     poison(w);
     t.progress_interval = step;
@@ -133,9 +142,8 @@ static void load_all(struct worker *w, unsigned first, uint32_t step)
 /* How many of the N blocks a lookup finds. */
 static uint32_t found(struct ucm_namespace *ns, unsigned first)
 {
-    std::vector<uint8_t> keys, status(N);
-    std::vector<uint32_t> blocks;
-    struct ucm_transfer t = transfer(keys, blocks, first, N, false);
+    std::vector<uint8_t> status(N);
+    struct transfer t(first, N, false);
     struct ucm_lookup l = {};
     uint32_t hits, lease;
 
@@ -146,33 +154,28 @@ static uint32_t found(struct ucm_namespace *ns, unsigned first)
 }
 
 /* As a forward pass stores them: each layer's event and dump after the layer. */
-static void dump_layers(struct worker *w, unsigned first, uint32_t n_raw)
+static void dump_layers(struct worker *w, unsigned first)
 {
-    std::vector<uint8_t> keys;
-    std::vector<uint32_t> blocks;
-    struct ucm_transfer t = transfer(keys, blocks, first, N, false);
+    struct transfer t(first, N, false);
     struct ucm_task *task[2 * LAYERS];
     struct ucm_result r;
 
     for (unsigned i = 0; i < 2 * LAYERS; i++) {
         bool raw = i % 2 == 0;
-        struct ucm_transfer part = t;
 
         if (raw) {
             need(cudaEventRecord(w->event, w->stream) == cudaSuccess, "record");
             if (i == 2 * (LAYERS - 1))
                 need(found(w->ns, first) == 0, "no block before its last layer");
         }
-        part.cuda_event = (const uint8_t *)&w->handle;
-        part.layer = i / 2;
-        part.n_layers = 1;
-        part.n_keys = raw ? n_raw : N - n_raw;
-        part.keys = keys.data() + (raw ? 0 : n_raw * KEY_BYTES);
-        part.blocks += raw ? 0 : n_raw;
-        need((raw ? ucm_dump_raw : ucm_dump)(w->region, &part, -1, &task[i]) == 0, "a layer's dump");
+        t.cuda_event = (const uint8_t *)&w->handle;
+        t.layer = i / 2;
+        t.n_layers = 1;
+        t.only(raw ? 0 : RAW, raw ? RAW : N - RAW);
+        need((raw ? ucm_dump_raw : ucm_dump)(w->region, &t, -1, &task[i]) == 0, "a layer's dump");
     }
     for (unsigned i = 0; i < 2 * LAYERS; i++) {
-        need(ucm_task_wait(task[i], 30000, &r) == 0 && r.n_ok == (i % 2 == 0 ? n_raw : N - n_raw),
+        need(ucm_task_wait(task[i], 30000, &r) == 0 && r.n_ok == (i % 2 == 0 ? RAW : N - RAW),
              "a layer's dump ends");
         ucm_task_free(task[i]);
     }
@@ -183,25 +186,16 @@ static void encoded(struct worker *w, uint32_t encoding)
 {
     unsigned first = 20000 + 1000 * encoding;
     std::vector<uint16_t> kv = kv_of(first);
-    std::vector<uint8_t> keys;
-    std::vector<uint32_t> blocks;
-    struct ucm_transfer t;
 
     encode_open(w, encoding);
     put(w, kv);
-    t = transfer(keys, blocks, first, N, false);
-    t.n_keys = RAW;
-    move(w, &t, false, true);
-    t.keys = keys.data() + RAW * KEY_BYTES;
-    t.blocks = blocks.data() + RAW;
-    t.n_keys = N - RAW;
-    move(w, &t, false, false);
+    dump_all(w, first);
     load_all(w, first, 0);
     need(differ(w, kv, encoding) == 0, encodings[encoding - 1]);
     load_all(w, first, 1);
     need(differ(w, kv, encoding) == 0, "layer by layer");
     put(w, kv);
-    dump_layers(w, first + 500, RAW);
+    dump_layers(w, first + 500);
     load_all(w, first + 500, 0);
     need(differ(w, kv, encoding) == 0, "dumped layer by layer");
     load_all(w, first + 500, 3);
@@ -256,10 +250,8 @@ int role_encoded_hangs(void)
 int role_encoded_dies(void)
 {
     std::vector<uint16_t> kv = kv_of(ORPHANS);
-    std::vector<uint8_t> keys, stored_keys;
-    std::vector<uint32_t> blocks, stored_blocks;
-    struct ucm_transfer t = transfer(keys, blocks, ORPHANS, N, false);
-    struct ucm_transfer stored = transfer(stored_keys, stored_blocks, 20000 + 1000 * UCM_ENCODING_FP8, N, false);
+    struct transfer t(ORPHANS, N, false);
+    struct transfer stored(20000 + 1000 * UCM_ENCODING_FP8, N, false);
     struct ucm_task *dump, *load;
     cudaDeviceProp prop;
     struct worker w;
@@ -271,9 +263,7 @@ int role_encoded_dies(void)
     delay_ms<<<prop.multiProcessorCount * prop.maxThreadsPerMultiProcessor / 1024, 1024, 0, w.stream>>>(20000);
     need(cudaPeekAtLastError() == cudaSuccess, "launch");
     usleep(50000);
-    stored.n_keys = N - RAW;
-    stored.keys = stored_keys.data() + RAW * KEY_BYTES;
-    stored.blocks += RAW;
+    stored.only(RAW, N - RAW);
     need(ucm_dump(w.region, &t, -1, &dump) == 0, "dump");
     need(ucm_load(w.region, &stored, -1, &load) == 0, "load");
     for (double end = now_s() + 5; (ring_claimed(0) == 0 || ring_claimed(1) == 0) && now_s() < end;)
@@ -287,21 +277,13 @@ int role_encoded_dies(void)
 int role_encoded_after(void)
 {
     std::vector<uint16_t> kv = kv_of(ORPHANS);
-    std::vector<uint8_t> keys;
-    std::vector<uint32_t> blocks;
-    struct ucm_transfer t = transfer(keys, blocks, ORPHANS, N, false);
     struct worker w;
 
     worker_open(&w);
     encode_open(&w, UCM_ENCODING_FP8);
     need(found(w.ns, ORPHANS) == 0 && found(w.base, ORPHANS) == 0, "nothing of the dead worker's dump");
     put(&w, kv);
-    t.n_keys = RAW;
-    move(&w, &t, false, true);
-    t.keys = keys.data() + RAW * KEY_BYTES;
-    t.blocks += RAW;
-    t.n_keys = N - RAW;
-    move(&w, &t, false, false);
+    dump_all(&w, ORPHANS);
     load_all(&w, ORPHANS, 0);
     need(differ(&w, kv, UCM_ENCODING_FP8) == 0, "the same keys, stored by another");
     encode_close(&w);

@@ -37,16 +37,14 @@ int role_consume(void)
 int role_produce_layers(void)
 {
     struct worker w;
-    std::vector<uint8_t> keys;
-    std::vector<uint32_t> blocks;
-    struct ucm_transfer t = transfer(keys, blocks, 3000, 64, false);
+    struct transfer t(3000, 64, false);
     struct ucm_task *task[LAYERS];
     struct ucm_lookup l = {};
     struct ucm_result r;
     uint32_t hits;
 
     worker_open(&w);
-    l.keys = keys.data();
+    l.keys = t.keys;
     l.n_keys = 64;
     for (unsigned layer = 0; layer < LAYERS; layer++) {
         cudaIpcEventHandle_t handle;
@@ -78,10 +76,9 @@ int role_produce_layers(void)
 int role_consume_layers(void)
 {
     struct worker w;
-    std::vector<uint8_t> keys, result(64);
-    std::vector<uint32_t> blocks;
+    std::vector<uint8_t> result(64);
     std::vector<unsigned> host(2 * BLOCKS * FRAGMENT / 4);
-    struct ucm_transfer t = transfer(keys, blocks, 3000, 64, true);
+    struct transfer t(3000, 64, true);
     struct ucm_task *task;
     struct ucm_result r;
     const unsigned words = FRAGMENT / 4;
@@ -138,18 +135,15 @@ static bool load_all(struct worker *w, const struct ucm_transfer *t)
  * any more. Then it goes on with the next daemon, through a new ring. */
 int role_survivor(void)
 {
-    std::vector<uint8_t> keys;
-    std::vector<uint32_t> blocks;
     struct worker w;
     struct ucm_task *tasks[4];
     struct ucm_result r;
-    struct ucm_transfer t;
+    struct transfer t(1000, 64, true);
     unsigned loads = 0;
     double end;
     bool lost = false;
 
     worker_open(&w);
-    t = transfer(keys, blocks, 1000, 64, true);
     for (unsigned i = 0; i < 4; i++)
         need(ucm_load(w.region, &t, -1, &tasks[i]) == 0, "load");
     while (!lost) {

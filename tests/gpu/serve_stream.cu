@@ -41,9 +41,7 @@ struct streamer {
 /* A daemon that has just begun finds what lies on NVMe while it serves. */
 static void stored_await(struct worker *w)
 {
-    std::vector<uint8_t> keys;
-    std::vector<uint32_t> blocks;
-    struct ucm_transfer t = transfer(keys, blocks, FIRST, LOADED, true);
+    struct transfer t(FIRST, LOADED, true);
     struct ucm_lookup l = {};
     uint32_t hits = 0;
 
@@ -74,9 +72,7 @@ static void streamer_open(struct streamer *s)
 /* A layer-wise load, and all that a forward pass enqueues after its layers. */
 static struct ucm_task *load_begin(struct streamer *s, unsigned *differ)
 {
-    std::vector<uint8_t> keys;
-    std::vector<uint32_t> blocks;
-    struct ucm_transfer t = transfer(keys, blocks, FIRST, LOADED, true);
+    struct transfer t(FIRST, LOADED, true);
     struct ucm_task *task;
 
     t.progress_interval = 1;

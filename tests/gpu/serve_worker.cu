@@ -48,7 +48,7 @@ __global__ void fill(unsigned *kv, unsigned first, unsigned n, unsigned from, un
     }
 }
 
-void key_make(unsigned number, uint8_t *out)
+static void key_make(unsigned number, uint8_t *out)
 {
     for (unsigned i = 0; i < KEY_BYTES; i++)
         out[i] = (uint8_t)(pattern(number, 999, i) >> 11);
@@ -208,28 +208,26 @@ void worker_close(struct worker *w)
     need(cudaFree(w->kv) == cudaSuccess, "cudaFree");
 }
 
-struct ucm_transfer transfer(std::vector<uint8_t> &keys, std::vector<uint32_t> &blocks,
-                             unsigned first, unsigned n, bool reversed)
+transfer::transfer(unsigned first, unsigned n, bool reversed)
+    : ucm_transfer(), all_keys(n * KEY_BYTES), all_blocks(n)
 {
-    struct ucm_transfer t = {};
-
-    keys.resize(n * KEY_BYTES);
-    blocks.resize(n);
     for (unsigned i = 0; i < n; i++) {
-        key_make(first + i, keys.data() + i * KEY_BYTES);
-        blocks[i] = reversed ? BLOCKS - 1 - i : i;
+        key_make(first + i, all_keys.data() + i * KEY_BYTES);
+        all_blocks[i] = reversed ? BLOCKS - 1 - i : i;
     }
-    t.keys = keys.data();
-    t.blocks = blocks.data();
-    t.n_keys = n;
-    return t;
+    only(0, n);
+}
+
+void transfer::only(unsigned at, unsigned n)
+{
+    keys = all_keys.data() + at * KEY_BYTES;
+    blocks = all_blocks.data() + at;
+    n_keys = n;
 }
 
 struct ucm_task *dump_begin(struct worker *w, unsigned first, unsigned n, long long ms)
 {
-    std::vector<uint8_t> keys;
-    std::vector<uint32_t> blocks;
-    struct ucm_transfer t = transfer(keys, blocks, first, n, false);
+    struct transfer t(first, n, false);
     struct ucm_task *task;
 
     t.cuda_event = (const uint8_t *)&w->handle;
@@ -266,9 +264,7 @@ size_t compare(struct worker *w, unsigned first, unsigned n)
 
 size_t load_and_compare(struct worker *w, unsigned first, unsigned n)
 {
-    std::vector<uint8_t> keys;
-    std::vector<uint32_t> blocks;
-    struct ucm_transfer t = transfer(keys, blocks, first, n, true);
+    struct transfer t(first, n, true);
     struct ucm_task *task;
     struct ucm_result r;
 

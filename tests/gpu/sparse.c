@@ -69,8 +69,7 @@ struct ucm_summary_plan *plan_of(const struct ucm_sparse_summary *summary)
 
 int main(int argc, char **argv)
 {
-    gpu_begin();
-    few = argc > 1 && strcmp(argv[1], "--few") == 0;
+    gpu_begin(argc, argv);
     test_summaries();
     test_selections();
     if (!few)
