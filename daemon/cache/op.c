@@ -36,19 +36,7 @@ bool cache_secret_awaited(const struct cache *c, const struct ns *ns)
 bool cache_shared_fingerprint(const struct cache *c, const struct ns *ns,
                               uint8_t out[UCM_FINGERPRINT_BYTES])
 {
-    const uint8_t *secret = NULL;
-    int rc = 0;
-
-    memcpy(out, ns->fingerprint, UCM_FINGERPRINT_BYTES);
-    if (!cache_encrypted(c, ns))
-        return true;
-    if (c->shared)
-        rc = shared_secret(c->shared, ns->fingerprint, &secret);
-    if (rc == 0)
-        rc = block_file_encrypted_fingerprint(ns->fingerprint, secret, out);
-    if (rc < 0)
-        memset(out, 0, UCM_FINGERPRINT_BYTES); /* a name that no file has */
-    return rc == 0;
+    return shared_file_fingerprint(c->shared, ns->fingerprint, cache_encrypted(c, ns), out) == 0;
 }
 
 static struct block_file_id shared_id(struct cache *c, block_ref ref, uint32_t part)

@@ -96,6 +96,10 @@ struct shared_io {
  * -ENOKEY: it is unavailable now. */
 int shared_secret(struct shared *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                   const uint8_t **secret);
+/* The fingerprint in the names of a namespace's files. encrypted: its tenant's parts are. 0; or,
+ * with zeros, which no file has: what shared_secret returned, or -ENOMEM. s: NULL without roots. */
+int shared_file_fingerprint(struct shared *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+                            bool encrypted, uint8_t out[UCM_FINGERPRINT_BYTES]);
 /* Why the directory of secrets can't be used, for health; NULL: it can, or there is none. */
 const char *shared_secrets_problem(const struct shared *s);
 /* 0: accepted. -EAGAIN: the queue is full, or reads wait (write): try again when ready_cb runs.

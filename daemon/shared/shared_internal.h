@@ -90,14 +90,6 @@ void shared_collectors_close(struct shared *s);
 /* What the root holds, as of the last collection. */
 void shared_collectors_stats(const struct shared *s, uint32_t root, struct shared_root_stats *out);
 
-/* encryption/shared_secret.c */
-
-/* The fingerprint in the names of a namespace's files. encrypted: its tenant's parts are. 0; or,
- * with zeros, which no file has: -EAGAIN, its secret is being read, and shared_purges_go_on and
- * shared_removals_go_on run when that is over; -ENOKEY: the secret is unavailable; -EIO. */
-int shared_file_fingerprint(struct shared *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-                            bool encrypted, uint8_t out[UCM_FINGERPRINT_BYTES]);
-
 /* gc/purge.c */
 
 /* Those that waited for a secret begin. */
