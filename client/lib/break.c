@@ -2,7 +2,6 @@
 #include "client/lib/internal.h"
 
 #include <stdio.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>

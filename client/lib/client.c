@@ -161,11 +161,8 @@ uint64_t ucm_connection_epoch(struct ucm_client *c)
 
 int ucm_server_info(struct ucm_client *c, struct ucm_server_info *out)
 {
-    int r;
+    int r = client_enter_given(out ? c : NULL, "client or out");
 
-    if (!c || !out)
-        return client_fail(UCM_EINVALID, "client or out is NULL");
-    r = client_enter(c);
     if (r)
         return r;
     *out = c->info;
@@ -174,11 +171,8 @@ int ucm_server_info(struct ucm_client *c, struct ucm_server_info *out)
 
 int ucm_fd(struct ucm_client *c)
 {
-    int r;
+    int r = client_enter_given(c, "client");
 
-    if (!c)
-        return client_fail(UCM_EINVALID, "client is NULL");
-    r = client_enter(c);
     if (r)
         return r;
     c->polled = true;
@@ -199,11 +193,8 @@ static void unsignal(struct ucm_client *c)
 int ucm_process(struct ucm_client *c)
 {
     bool was_up;
-    int r;
+    int r = client_enter_given(c, "client");
 
-    if (!c)
-        return client_fail(UCM_EINVALID, "client is NULL");
-    r = client_enter(c);
     if (r)
         return r;
     was_up = c->link != LINK_DOWN;

@@ -17,6 +17,11 @@ int client_enter(struct ucm_client *c)
     return closing ? client_fail(UCM_EDISCONNECTED, "the client is being closed") : 0;
 }
 
+int client_enter_given(struct ucm_client *c, const char *needed)
+{
+    return c ? client_enter(c) : client_fail(UCM_EINVALID, "%s is NULL", needed);
+}
+
 int client_leave(struct ucm_client *c, int status)
 {
     if (c->followups.n > 0)

@@ -2,7 +2,6 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 
 /* The daemon's codes: here and on the wire. */
 #define CODES(C)                                                                                   \

@@ -215,8 +215,6 @@ bool client_prove_begin(struct client_handle *h);
 int client_prove_turn(struct ucm_client *c, int64_t deadline_ns);
 /* It has begun, and its register is not sent. */
 bool client_proves(const struct client_handle *h);
-/* Does the next step. 0, also when it has ended, or -UCM_EDEADLINE, which loses nothing. */
-int client_prove_step(struct client_handle *h, int64_t deadline_ns);
 /* Its call is done. The next thread that rests puts back what was overwritten. Harmless when the
  * handle does not prove. */
 void client_prove_end(struct client_handle *h);
@@ -367,6 +365,8 @@ struct ucm_client {
 /* enter.c: every API function begins with enter and ends with leave. enter locks and counts the
  * caller. leave passes the reader's role on, sends followups, unlocks and returns `status`. */
 int client_enter(struct ucm_client *c);
+/* The same of a call's arguments: c is NULL where one of those that the call needs is. */
+int client_enter_given(struct ucm_client *c, const char *needed);
 int client_leave(struct ucm_client *c, int status);
 
 /* wait.c */

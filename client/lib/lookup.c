@@ -166,11 +166,8 @@ static int release(struct ucm_client *c, uint32_t lease, int64_t deadline_ns)
 
 int ucm_release(struct ucm_client *c, uint32_t lease, int timeout_ms)
 {
-    int r;
+    int r = client_enter_given(c, "client");
 
-    if (!c)
-        return client_fail(UCM_EINVALID, "client is NULL");
-    r = client_enter(c);
     if (r)
         return r;
     return client_leave(c, release(c, lease, client_deadline(c, timeout_ms)));
@@ -181,11 +178,8 @@ int ucm_release(struct ucm_client *c, uint32_t lease, int timeout_ms)
 int ucm_release_soon(struct ucm_client *c, uint32_t lease)
 {
     uint32_t wire;
-    int r;
+    int r = client_enter_given(c, "client");
 
-    if (!c)
-        return client_fail(UCM_EINVALID, "client is NULL");
-    r = client_enter(c);
     if (r)
         return r;
     wire = client_lease_find(c, lease);

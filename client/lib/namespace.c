@@ -109,12 +109,9 @@ int ucm_namespace_open(struct ucm_client *c, const struct ucm_identity *identity
 
 void ucm_namespace_close(struct ucm_namespace *ns)
 {
-    struct ucm_client *c;
+    struct ucm_client *c = ns ? ns->handle.client : NULL;
 
-    if (!ns)
-        return;
-    c = ns->handle.client;
-    if (client_enter(c) != 0)
+    if (!c || client_enter(c) != 0)
         return;
     client_handle_drop(&ns->handle);
     client_leave(c, 0);

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define DEVICE_BYTES (sizeof(((struct ucm_region *)0)->device))
 
@@ -273,13 +272,9 @@ void ucm_region_gpu_busy(struct ucm_region *region, int busy)
 
 int ucm_region_unregister(struct ucm_region *region, int timeout_ms)
 {
-    struct ucm_client *c;
-    int r;
+    struct ucm_client *c = region ? region->handle.client : NULL;
+    int r = client_enter_given(c, "region");
 
-    if (!region)
-        return client_fail(UCM_EINVALID, "region is NULL");
-    c = region->handle.client;
-    r = client_enter(c);
     if (r)
         return r;
     client_handle_unlist(&region->handle);

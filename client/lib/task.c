@@ -328,13 +328,9 @@ static int task_report(struct ucm_task *task, struct ucm_result *out)
 
 int ucm_task_check(struct ucm_task *task, struct ucm_result *out)
 {
-    struct ucm_client *c;
-    int r;
+    struct ucm_client *c = task && out ? task->call.client : NULL;
+    int r = client_enter_given(c, "task or out");
 
-    if (!task || !out)
-        return client_fail(UCM_EINVALID, "task or out is NULL");
-    c = task->call.client;
-    r = client_enter(c);
     if (r)
         return r;
     if (!task->call.done)
@@ -346,13 +342,9 @@ int ucm_task_check(struct ucm_task *task, struct ucm_result *out)
 
 int ucm_task_wait(struct ucm_task *task, int timeout_ms, struct ucm_result *out)
 {
-    struct ucm_client *c;
-    int r;
+    struct ucm_client *c = task && out ? task->call.client : NULL;
+    int r = client_enter_given(c, "task or out");
 
-    if (!task || !out)
-        return client_fail(UCM_EINVALID, "task or out is NULL");
-    c = task->call.client;
-    r = client_enter(c);
     if (r)
         return r;
     if (task->call.done || client_call_wait(&task->call, client_deadline(c, timeout_ms)) == 0)
@@ -362,13 +354,9 @@ int ucm_task_wait(struct ucm_task *task, int timeout_ms, struct ucm_result *out)
 
 int ucm_task_wait_layers(struct ucm_task *task, uint32_t layers, int timeout_ms, uint8_t *result)
 {
-    struct ucm_client *c;
-    int r;
+    struct ucm_client *c = task ? task->call.client : NULL;
+    int r = client_enter_given(c, "task");
 
-    if (!task)
-        return client_fail(UCM_EINVALID, "task is NULL");
-    c = task->call.client;
-    r = client_enter(c);
     if (r)
         return r;
     if (client_call_wait_layers(&task->call, layers, client_deadline(c, timeout_ms)) != 0)
@@ -402,13 +390,9 @@ static int call_cancel(struct client_call *call, int64_t deadline_ns)
 
 int ucm_task_cancel(struct ucm_task *task, int timeout_ms)
 {
-    struct ucm_client *c;
-    int r;
+    struct ucm_client *c = task ? task->call.client : NULL;
+    int r = client_enter_given(c, "task");
 
-    if (!task)
-        return client_fail(UCM_EINVALID, "task is NULL");
-    c = task->call.client;
-    r = client_enter(c);
     if (r)
         return r;
     return client_leave(c, call_cancel(&task->call, client_deadline(c, timeout_ms)));
@@ -416,12 +400,9 @@ int ucm_task_cancel(struct ucm_task *task, int timeout_ms)
 
 void ucm_task_free(struct ucm_task *task)
 {
-    struct ucm_client *c;
+    struct ucm_client *c = task ? task->call.client : NULL;
 
-    if (!task)
-        return;
-    c = task->call.client;
-    if (client_enter(c) != 0)
+    if (!c || client_enter(c) != 0)
         return;
     if (task->call.linked)
         client_followup(c, UCM_METHOD_CANCEL, task->call.msgid);

@@ -25,16 +25,12 @@ static int keys_call(struct ucm_namespace *ns, enum ucm_method method, const voi
     bool evict = method == UCM_METHOD_EVICT;
     struct client_request q = {
         .method = method, .params = &m, .handle_id = evict ? &m.evict.ns : &m.keys.ns};
-    struct ucm_client *c;
-    int r;
+    struct ucm_client *c = ns ? ns->handle.client : NULL;
+    int r = client_enter_given(c, "namespace");
 
-    if (!ns)
-        return client_fail(UCM_EINVALID, "namespace is NULL");
-    q.handle = &ns->handle;
-    c = ns->handle.client;
-    r = client_enter(c);
     if (r)
         return r;
+    q.handle = &ns->handle;
     if (keys || n_keys > 0)
         r = client_keys_check(c, ns, keys, n_keys, evict ? &m.evict.keys : &m.keys.keys);
     if (r == 0)

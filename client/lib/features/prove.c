@@ -161,34 +161,6 @@ void client_prove_settle(struct client_handle *h)
             prove_rest_cb(c);
 }
 
-int client_handle_wait(struct client_handle *h, int64_t deadline_ns)
-{
-    int r = 0;
-
-    client_handle_ref(h);
-    while (r == 0 && client_proves(h))
-        r = client_prove_step(h, deadline_ns);
-    if (r == 0)
-        r = client_call_wait(&h->call, deadline_ns);
-    client_handle_unref(h);
-    return r;
-}
-
-int client_prove_turn(struct ucm_client *c, int64_t deadline_ns)
-{
-    int64_t now = client_now_ns(), look = now + LOOK_NS;
-
-    if (c->prover.handle && !c->prover.over)
-        return client_handle_wait(c->prover.handle, deadline_ns);
-    prove_rest_cb(c);
-    if (!c->prover.handle && claimable(atomic_load(&claimed)))
-        return 0;
-    if (now >= deadline_ns)
-        return client_fail(UCM_EDEADLINE, "another client of this process registers GPU memory");
-    (void)client_cond_wait(c, &c->idle, look < deadline_ns ? look : deadline_ns);
-    return 0;
-}
-
 /* For both, the caller holds the writer's token, and they give it back. */
 static int nonce_ask(struct ucm_client *c, int64_t deadline_ns)
 {
@@ -219,7 +191,8 @@ static int register_send(struct client_handle *h, int64_t deadline_ns)
     return client_fail(UCM_EDEVICE, "prove_cb could not write to the memory that is registered");
 }
 
-int client_prove_step(struct client_handle *h, int64_t deadline_ns)
+/* Does the next step. 0, also when it has ended, or -UCM_EDEADLINE, which loses nothing. */
+static int prove_step(struct client_handle *h, int64_t deadline_ns)
 {
     struct ucm_client *c = h->client;
     bool asks = c->prover.nonce_ns == 0 || client_now_ns() - c->prover.nonce_ns > FRESH_NS;
@@ -247,4 +220,32 @@ void client_prove_end(struct client_handle *h)
     c->prover.over = true;
     if (!c->prover.written && !c->prover.calls)
         prover_end(c);
+}
+
+int client_handle_wait(struct client_handle *h, int64_t deadline_ns)
+{
+    int r = 0;
+
+    client_handle_ref(h);
+    while (r == 0 && client_proves(h))
+        r = prove_step(h, deadline_ns);
+    if (r == 0)
+        r = client_call_wait(&h->call, deadline_ns);
+    client_handle_unref(h);
+    return r;
+}
+
+int client_prove_turn(struct ucm_client *c, int64_t deadline_ns)
+{
+    int64_t now = client_now_ns(), look = now + LOOK_NS;
+
+    if (c->prover.handle && !c->prover.over)
+        return client_handle_wait(c->prover.handle, deadline_ns);
+    prove_rest_cb(c);
+    if (!c->prover.handle && claimable(atomic_load(&claimed)))
+        return 0;
+    if (now >= deadline_ns)
+        return client_fail(UCM_EDEADLINE, "another client of this process registers GPU memory");
+    (void)client_cond_wait(c, &c->idle, look < deadline_ns ? look : deadline_ns);
+    return 0;
 }

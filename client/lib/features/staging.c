@@ -4,7 +4,6 @@
 #include "client/lib/internal.h"
 
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -159,13 +158,9 @@ int ucm_ring_register(struct ucm_client *c, const struct ucm_ring_spec *spec, in
 
 int ucm_ring_alive(struct ucm_ring_registration *ring)
 {
-    struct ucm_client *c;
-    int r;
+    struct ucm_client *c = ring ? ring->client : NULL;
+    int r = client_enter_given(c, "ring");
 
-    if (!ring)
-        return client_fail(UCM_EINVALID, "ring is NULL");
-    c = ring->client;
-    r = client_enter(c);
     if (r)
         return r;
     return client_leave(c, ring->id != 0 && c->link == LINK_UP);
@@ -189,13 +184,9 @@ static int unregister(struct ucm_ring_registration *ring, int64_t deadline_ns)
 
 int ucm_ring_unregister(struct ucm_ring_registration *ring, int timeout_ms)
 {
-    struct ucm_client *c;
-    int r;
+    struct ucm_client *c = ring ? ring->client : NULL;
+    int r = client_enter_given(c, "ring");
 
-    if (!ring)
-        return client_fail(UCM_EINVALID, "ring is NULL");
-    c = ring->client;
-    r = client_enter(c);
     if (r)
         return r;
     r = unregister(ring, client_deadline(c, timeout_ms));
@@ -209,12 +200,9 @@ int ucm_ring_unregister(struct ucm_ring_registration *ring, int timeout_ms)
 
 void ucm_ring_free(struct ucm_ring_registration *ring)
 {
-    struct ucm_client *c;
+    struct ucm_client *c = ring ? ring->client : NULL;
 
-    if (!ring)
-        return;
-    c = ring->client;
-    if (client_enter(c) != 0)
+    if (!c || client_enter(c) != 0)
         return; /* ucm_close frees it */
     ring_free(ring);
     (void)client_leave(c, 0);

@@ -24,17 +24,13 @@ int ucm_gather(struct ucm_region *pool, const struct ucm_gather_spec *f, int tim
 {
     struct msg_gather m = {0};
     struct client_request q = {UCM_METHOD_GATHER, &m, .handle_id = &m.region};
-    struct ucm_client *c;
+    struct ucm_client *c = pool && f && out ? pool->handle.client : NULL;
     int64_t deadline_ns;
-    int r;
+    int r = client_enter_given(c, "pool, gather or out");
 
-    if (!pool || !f || !out)
-        return client_fail(UCM_EINVALID, "pool, gather or out is NULL");
-    c = pool->handle.client;
-    q.handle = &pool->handle;
-    r = client_enter(c);
     if (r)
         return r;
+    q.handle = &pool->handle;
     r = gather_check(pool, f);
     if (r == 0 && !f->sequence)
         r = client_keys_check(c, client_namespace_of(pool), f->keys, f->n_keys, &m.keys);

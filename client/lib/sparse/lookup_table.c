@@ -290,16 +290,12 @@ int ucm_lookup_note(struct ucm_namespace *ns, const void *keys, uint32_t n_keys,
 {
     struct msg_lookup m = {.wait_ms = 1};
     struct client_request q = {UCM_METHOD_LOOKUP, &m, .handle_id = &m.ns, .request_id = &m.request};
-    struct ucm_client *c;
-    int r;
+    struct ucm_client *c = ns ? ns->handle.client : NULL;
+    int r = client_enter_given(c, "namespace");
 
-    if (!ns)
-        return client_fail(UCM_EINVALID, "namespace is NULL");
-    q.handle = &ns->handle;
-    c = ns->handle.client;
-    r = client_enter(c);
     if (r)
         return r;
+    q.handle = &ns->handle;
     r = client_keys_check(c, ns, keys, n_keys, &m.keys);
     if (r == 0)
         r = client_tell(c, &q, client_deadline(c, timeout_ms));

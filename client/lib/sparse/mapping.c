@@ -5,7 +5,6 @@
 #include "proto/memory/mapping.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* ---- the object ---- */
 
@@ -250,13 +249,9 @@ static int mapping_notified_cb(struct client_hook *hook, struct proto_envelope *
 int ucm_mapping_ranges(struct ucm_mapping *w, struct ucm_mapped_range *out, uint32_t room,
                        uint32_t *n)
 {
-    struct ucm_client *c;
-    int r;
+    struct ucm_client *c = w && n && (room == 0 || out) ? w->client : NULL;
+    int r = client_enter_given(c, "mapping, n or out");
 
-    if (!w || !n || (room > 0 && !out))
-        return client_fail(UCM_EINVALID, "mapping, n or out is NULL");
-    c = w->client;
-    r = client_enter(c);
     if (r)
         return r;
     client_read_ready(c); /* the daemon may have asked for some */
@@ -350,12 +345,9 @@ int ucm_mapping_open(struct ucm_namespace *ns, uint32_t part, uint32_t flags, in
 
 void ucm_mapping_close(struct ucm_mapping *w)
 {
-    struct ucm_client *c;
+    struct ucm_client *c = w ? w->client : NULL;
 
-    if (!w)
-        return;
-    c = w->client;
-    if (client_enter(c) != 0)
+    if (!c || client_enter(c) != 0)
         return;
     w->closed = true;
     client_mapping_abandon(w);
@@ -367,13 +359,9 @@ void ucm_mapping_close(struct ucm_mapping *w)
 int ucm_mapping_info(struct ucm_mapping *w, struct ucm_mapping_info *out)
 {
     const struct client_geometry *g;
-    struct ucm_client *c;
-    int r;
+    struct ucm_client *c = w && out ? w->client : NULL;
+    int r = client_enter_given(c, "mapping or out");
 
-    if (!w || !out)
-        return client_fail(UCM_EINVALID, "mapping or out is NULL");
-    c = w->client;
-    r = client_enter(c);
     if (r)
         return r;
     g = &w->maps.geometry;

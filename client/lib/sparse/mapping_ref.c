@@ -3,7 +3,6 @@
 
 #include "proto/memory/mapping.h"
 
-#include <errno.h>
 #include <string.h>
 
 /* ---- mapping.ref ---- */

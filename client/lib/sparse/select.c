@@ -327,11 +327,9 @@ int ucm_sparse_select(struct ucm_client *c, const struct ucm_sparse_select *s, i
                       struct ucm_sparse_selected *out)
 {
     struct selection sel;
-    int r;
+    int r = client_enter_given(s && s->q && out && out->counts && out->index ? c : NULL,
+                               "client, select, q, out, counts or index");
 
-    if (!c || !s || !s->q || !out || !out->counts || !out->index)
-        return client_fail(UCM_EINVALID, "client, select, q, out, counts or index is NULL");
-    r = client_enter(c);
     if (r)
         return r;
     r = selection_init(&sel, s, out);

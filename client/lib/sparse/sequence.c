@@ -282,12 +282,9 @@ int ucm_sequence_open(struct ucm_namespace *ns, uint32_t part, uint32_t lease_ms
 
 void ucm_sequence_close(struct ucm_sequence *sequence)
 {
-    struct ucm_client *c;
+    struct ucm_client *c = sequence ? sequence->client : NULL;
 
-    if (!sequence)
-        return;
-    c = sequence->client;
-    if (client_enter(c) != 0)
+    if (!c || client_enter(c) != 0)
         return;
     sequence_abandon(sequence);
     sequence->closed = true;
@@ -393,14 +390,10 @@ int ucm_sequence_append(struct ucm_sequence *sequence, const struct ucm_sequence
                         int timeout_ms, struct ucm_sequence_result *result)
 {
     struct ucm_sequence_result sum = {0};
-    struct ucm_client *c;
+    struct ucm_client *c = sequence && keys ? sequence->client : NULL;
     int64_t deadline_ns;
-    int r;
+    int r = client_enter_given(c, "sequence or keys");
 
-    if (!sequence || !keys)
-        return client_fail(UCM_EINVALID, "sequence or keys is NULL");
-    c = sequence->client;
-    r = client_enter(c);
     if (r)
         return r;
     deadline_ns = client_deadline(c, timeout_ms);
@@ -488,13 +481,9 @@ int ucm_sequence_prefetch(struct ucm_sequence *sequence, const uint32_t *index, 
                                       .priority = priority,
                                       .timeout_ms = daemon_timeout_ms};
     struct client_request q = {.method = UCM_METHOD_SEQUENCE_PREFETCH, .params = &m};
-    struct ucm_client *c;
-    int r;
+    struct ucm_client *c = sequence && out ? sequence->client : NULL;
+    int r = client_enter_given(c, "sequence or out");
 
-    if (!sequence || !out)
-        return client_fail(UCM_EINVALID, "sequence or out is NULL");
-    c = sequence->client;
-    r = client_enter(c);
     if (r)
         return r;
     r = index_check(sequence, index, n);
