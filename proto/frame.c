@@ -396,11 +396,6 @@ void proto_response_begin(struct proto_builder *pb, struct proto_buf *b, uint32_
     msgpack_pack_nil(&pb->pk);
 }
 
-void proto_notification_begin(struct proto_builder *pb, struct proto_buf *b, const char *method)
-{
-    frame_begin(pb, b, PROTO_NOTIFICATION, 0, method);
-}
-
 int proto_request(struct proto_buf *b, uint32_t msgid, enum ucm_method method,
                   const struct proto_message *m, const void *params, struct ucm_error *e)
 {

@@ -123,12 +123,11 @@ struct proto_builder {
     msgpack_packer pk;
 };
 void proto_response_begin(struct proto_builder *pb, struct proto_buf *b, uint32_t msgid);
-/* The same for params that no struct holds: of a request, of a notification. */
+/* The same for a request's params that no struct holds. */
 void proto_request_begin(struct proto_builder *pb, struct proto_buf *b, uint32_t msgid,
                          const char *method);
-void proto_notification_begin(struct proto_builder *pb, struct proto_buf *b, const char *method);
-/* Ends any of the three. 0, or -code with *e: INVALID when the frame passes a limit of the wire or
- * of the buffer or is not one value, NO_MEMORY. */
+/* Ends either. 0, or -code with *e: INVALID when the frame passes a limit of the wire or of the
+ * buffer or is not one value, NO_MEMORY. */
 int proto_frame_end(struct proto_builder *pb, struct ucm_error *e);
 
 /* Small helpers over msgpack_pack_*: a string; a key and its value. */

@@ -1,7 +1,6 @@
 /* config.get and config.reload: what operators see and change of the daemon itself. */
 #include "daemon/admin/admin.h"
 #include "daemon/base/log.h"
-#include "daemon/mapping/mapping.h"
 
 #include <stdio.h>
 #include <stdlib.h>

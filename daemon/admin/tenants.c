@@ -1,7 +1,6 @@
 /* tenant.list, tenant.set, tenant.reset: what tenants are given, and what they have. */
 #include "daemon/admin/admin.h"
 #include "daemon/admin/kept.h"
-#include "daemon/base/log.h"
 
 #include <stdlib.h>
 #include <string.h>

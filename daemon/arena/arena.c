@@ -1,15 +1,12 @@
 #include "daemon/arena/arena.h"
 #include "daemon/arena/internal.h"
 
-#include "daemon/base/log.h"
 #include "daemon/base/poison.h"
-#include "proto/limits.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 /* slot_ref = 1 + (slab << slot_bits | slot), slot_bits as many as a slab of the smallest slots
  * needs: so there are names for 16 TiB less one slab, whatever the slabs' size. */

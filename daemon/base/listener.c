@@ -17,7 +17,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-void listener_init(struct listener *l)
+static void listener_init(struct listener *l)
 {
     *l = (struct listener){.fd = -1, .lock_fd = -1};
 }

@@ -11,7 +11,7 @@ struct ucm_error;
 #define LISTENER_PATH_BYTES 108 /* of sun_path, its NUL included */
 #define LISTENER_TEXT_BYTES 64
 
-/* Zero it, then set both descriptors to -1, or call listener_init. */
+/* Zero it, then set both descriptors to -1. */
 struct listener {
     int fd;      /* non-blocking; -1: none */
     int lock_fd; /* of PATH.lock, locked; -1: none */
@@ -19,7 +19,6 @@ struct listener {
     char path[LISTENER_PATH_BYTES]; /* "" for TCP */
 };
 
-void listener_init(struct listener *l);
 /* Listens on the Unix socket `path` with these permissions, for `group` ("": the process's).
  * PATH.lock is locked for this process's life, so a socket whose lock is free is a dead process's,
  * and is replaced. What it accepts takes no descriptors until rights_pass allows them (Linux 6.16).

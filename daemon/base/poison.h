@@ -5,8 +5,6 @@
 #ifndef UCMD_BASE_POISON_H
 #define UCMD_BASE_POISON_H
 
-#include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #if defined(__SANITIZE_ADDRESS__)

@@ -9,11 +9,9 @@
 #include "daemon/base/log.h"
 #include "daemon/base/rights.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 

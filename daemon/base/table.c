@@ -1,7 +1,6 @@
 #include "daemon/base/table.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 void table_init(struct table *t, uint32_t max)
 {

@@ -3,8 +3,6 @@
 #include "daemon/features.h"
 #include "daemon/request/copies.h"
 
-#include <string.h>
-
 /* A run of keys, as the client names it. */
 struct shift_run {
     uint32_t keys;

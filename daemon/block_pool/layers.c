@@ -18,7 +18,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* A slot that pieces are taken of, front to back. It is freed with its last piece. */
 struct layer_stage {

@@ -15,7 +15,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 uint64_t nvme_layers_wrong(const struct tier_io *io)
 {

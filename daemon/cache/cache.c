@@ -1,7 +1,6 @@
 #include "daemon/cache/cache.h"
 
 #include "daemon/cache/internal.h"
-#include "proto/messages.h"
 
 #include <assert.h>
 #include <errno.h>

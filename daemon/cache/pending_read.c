@@ -6,7 +6,6 @@
 #include "daemon/base/log.h"
 #include "proto/histogram.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

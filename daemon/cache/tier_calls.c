@@ -7,7 +7,6 @@
 #include "proto/errors.h"
 
 #include <assert.h>
-#include <string.h>
 
 /* ---- recovery ---- */
 

@@ -2,7 +2,6 @@
 #include "daemon/config/table.h"
 
 #include <ctype.h>
-#include <stdio.h>
 #include <string.h>
 
 #define PREFIX "UCMD_"

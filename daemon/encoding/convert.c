@@ -3,7 +3,6 @@
 #include "daemon/device/work.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 /* ---- registrations ---- */
 

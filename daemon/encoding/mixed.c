@@ -8,7 +8,6 @@
  * would move the bytes over the bus twice, and end with a preemption. Here the bytes are at hand,
  * and what UNFIT knows, `lossless`, decodes to what was dumped. */
 #include "daemon/features.h"
-#include "daemon/request/view.h"
 #include "daemon/retrieval/derived.h"
 
 /* part: which was stored now. */

@@ -5,7 +5,6 @@
 #include "daemon/request/internal.h"
 
 #include <stdio.h>
-#include <string.h>
 
 static uint64_t encrypted_by(const struct request_modules *r, const uint8_t *id, uint64_t *parts)
 {

@@ -6,7 +6,6 @@
 #include "daemon/features.h"
 #include "daemon/request/internal.h"
 
-#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -5,9 +5,6 @@
 
 #include "daemon/format/nvme_format.h"
 
-#include <stdbool.h>
-#include <stddef.h>
-
 /* The state of two copies of a page; bit i is about copy i. */
 struct nvme_copies {
     unsigned good, damaged, unreadable;

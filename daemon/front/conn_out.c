@@ -163,19 +163,8 @@ static int out_reserve(struct conn *c, size_t n)
 
 /* ---- what is to be done soon ---- */
 
-void conn_ready(struct conn *c)
-{
-    struct front *f = c->front;
-
-    if (!c->ready) {
-        c->ready = true;
-        fair_queue_push(&f->ready, &c->who, 0, &c->link_ready, false);
-    }
-    (void)uv_idle_start(&f->waker, front_flush_cb); /* fails without a callback only */
-}
-
-/* One round for each connection; of many the last ones in their tenants' turns. */
-void front_flush_cb(uv_idle_t *idle)
+/* The waker's callback: one round for each connection; of many the last ones in their tenants' turns. */
+static void front_flush_cb(uv_idle_t *idle)
 {
     struct front *f = idle->data;
     uint64_t begun_ns = list_empty(&f->unflushed) ? 0 : uv_hrtime();
@@ -191,6 +180,17 @@ void front_flush_cb(uv_idle_t *idle)
     }
     if (f->ready.fair.n == 0)
         uv_idle_stop(idle);
+}
+
+void conn_ready(struct conn *c)
+{
+    struct front *f = c->front;
+
+    if (!c->ready) {
+        c->ready = true;
+        fair_queue_push(&f->ready, &c->who, 0, &c->link_ready, false);
+    }
+    (void)uv_idle_start(&f->waker, front_flush_cb); /* fails without a callback only */
 }
 
 /* In the next idle phase. */

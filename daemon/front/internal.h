@@ -126,8 +126,6 @@ void conn_ready(struct conn *c);
 /* Writes what the peer takes, and asks the event loop for what comes next. From the event loop's
  * callbacks only. */
 void conn_flush(struct conn *c);
-/* The waker's callback: flushes those that have answers. */
-void front_flush_cb(uv_idle_t *idle);
 /* Asks the event loop for what comes next. */
 void conn_interest(struct conn *c);
 /* Which of the descriptors that were sent the peer has read by now. */

@@ -4,9 +4,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/memfd.h"
 #include "daemon/index/ns_form.h"
-#include "daemon/request/view.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

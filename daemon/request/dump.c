@@ -1,5 +1,4 @@
 /* dump: parts of blocks out of a worker's memory. */
-#include "daemon/observe/tenants.h"
 #include "daemon/request/copies.h"
 
 #include <errno.h>

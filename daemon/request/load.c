@@ -1,5 +1,4 @@
 /* load, load_prefix: blocks' parts into a worker's memory. */
-#include "daemon/observe/tenants.h"
 #include "daemon/request/copies.h"
 #include "proto/histogram.h"
 

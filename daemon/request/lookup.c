@@ -2,12 +2,10 @@
  *
  * A lease's blocks stay in some tier until the client releases it (by name, or with its load), it
  * expires, or the connection closes. */
-#include "daemon/observe/tenants.h"
 #include "daemon/request/view.h"
 #include "proto/histogram.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define LEASES_UNBOUND (UINT64_C(1) << 60)
 

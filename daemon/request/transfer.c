@@ -1,5 +1,4 @@
 #include "daemon/request/transfer.h"
-#include "daemon/observe/tenants.h"
 #include "proto/histogram.h"
 
 #include <assert.h>

@@ -127,10 +127,8 @@ int derived_get(struct derived_space *space, block_ref base, block_ref derived, 
 int derived_build(struct derived_space *space, block_ref base, block_ref derived, uint32_t part);
 
 /* summary_build.c */
-/* Part `part` of the block of that key waits for its build, holding nothing: if base's has left
- * DRAM by then there is none. False: too many wait. */
-bool build_queue(struct derived_space *space, const uint8_t *key, uint32_t part);
-/* The same of a part that is decoded into the base of its namespace. False also without memory. */
+/* A part that is to be decoded into the base of its namespace waits for its build, holding nothing.
+ * False: too many wait, or no memory. */
 bool build_raw(struct requests *rq, struct ns *from, struct ns *base, const uint8_t *key,
                uint32_t part);
 

@@ -2,8 +2,6 @@
 
 #include "kernels/sparse/arith.h"
 
-#include <string.h>
-
 #define ALIGN 64u
 #define GROUP_BYTES (2u << 20) /* of a group's rows, but one row at least */
 /* Bounds of one piece: summaries read, channels of queries multiplied; blocks at least. */

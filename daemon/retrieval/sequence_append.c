@@ -3,8 +3,6 @@
  * append waits for iterations of the event loop. */
 #include "daemon/retrieval/summary_transfer.h"
 
-#include <string.h>
-
 /* Keys that an append looks for in one iteration of the event loop. */
 #define APPEND_KEYS_PER_TURN 4096
 

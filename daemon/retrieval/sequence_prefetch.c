@@ -3,8 +3,6 @@
 #include "daemon/request/prefetch.h"
 #include "daemon/retrieval/summary.h"
 
-#include <string.h>
-
 /* Blocks of the sequence's base, of which only the sequence's part is brought. A block that was
  * evicted by name is a miss. NULL with call->error. */
 static struct transfer *blocks_new(struct call *call, struct sequence *ch, uint32_t n,

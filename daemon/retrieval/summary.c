@@ -4,7 +4,6 @@
 #include "daemon/index/ns_form.h"
 #include "daemon/request/view.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

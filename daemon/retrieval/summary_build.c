@@ -2,7 +2,6 @@
  * summaries of what is stored, and those of mixed blocks (daemon/encoding/mixed.c). */
 #include "daemon/retrieval/summary.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +15,9 @@ struct published {
     uint8_t key[UCM_MAX_KEY_BYTES];
 };
 
-/* Keys, not blocks: what waits here holds nothing, and an evicted block is passed over. */
-bool build_queue(struct derived_space *space, const uint8_t *key, uint32_t part)
+/* Part `part` of the block of that key waits for its build. Keys, not blocks: what waits here holds
+ * nothing, and an evicted block is passed over. False: too many wait. */
+static bool build_queue(struct derived_space *space, const uint8_t *key, uint32_t part)
 {
     struct summaries *ds = &retrieval_of(space->rq)->summaries;
     struct derived_tenant *tenant = space->tenant;

@@ -57,7 +57,8 @@ static void settings_apply(const struct tenant_set *set, struct tenant *t)
     tenant_settings_over(&t->settings, &t->kept);
 }
 
-const struct tenant_settings *tenant_settings_of(const struct tenant_set *set, const char *name)
+/* What a tenant of that name has, or would. */
+static const struct tenant_settings *settings_of(const struct tenant_set *set, const char *name)
 {
     const struct tenant *t = tenant_find(set, name);
 
@@ -230,7 +231,7 @@ uint64_t tenant_limit(void *ctx, const char *tenant, enum limit what)
 bool tenant_shared_quota(void *ctx, const char *tenant, uint64_t *guaranteed, uint64_t *most)
 {
     const struct tenant_set *set = ctx;
-    const struct tenant_settings *s = tenant ? tenant_settings_of(set, tenant) : &set->defaults;
+    const struct tenant_settings *s = tenant ? settings_of(set, tenant) : &set->defaults;
     bool any = s->shared_min > 0 || s->shared_max > 0;
 
     for (const struct tenant *t = tenant_next(set, NULL); !tenant && !any && t;

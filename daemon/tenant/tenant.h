@@ -73,9 +73,6 @@ int tenant_set_configure(struct tenant_set *set, const struct config *c);
  * or -ENOMEM. */
 int tenant_give(struct tenant_set *set, const char *name, const struct tenant_settings *s);
 
-/* What a tenant of that name has, or would. */
-const struct tenant_settings *tenant_settings_of(const struct tenant_set *set, const char *name);
-
 /* Sequences hold summaries in this fraction of what a tenant gets of DRAM at most, and of the
  * arena. */
 #define TENANT_HELD_FRACTION 4u

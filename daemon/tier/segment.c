@@ -3,7 +3,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* Strides that may be open in one file at a time, unless the file is small. */
 #define OPEN_MAX_STRIDES 64u

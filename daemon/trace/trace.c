@@ -19,7 +19,7 @@ struct trace_request {
     char tenant[UCM_MAX_NAME_BYTES];
 };
 
-uint64_t trace_now(void)
+static uint64_t trace_now(void)
 {
     struct timespec now;
 

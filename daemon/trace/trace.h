@@ -75,7 +75,6 @@ struct trace_record {
     struct proto_bin keys;
 };
 
-uint64_t trace_now(void);
 /* 0 or -ENOMEM. It must be off. */
 int trace_start(struct trace *t, const struct trace_choice *choice);
 /* Stops writing; records in the ring stay readable. */

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #define PORTMAP_PORT 111
 #define MIN_TRANSFER_BYTES 4096u

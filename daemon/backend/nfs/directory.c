@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <stdio.h>
-#include <string.h>
 
 /* A call about the directory whose handle the task lacks: `blocks`, or else its bucket. */
 static void directory_ask(struct nfs_task *t, enum nfs_proc proc, nfs_replied_cb *replied_cb)

@@ -1,7 +1,6 @@
 /* What steps a request takes, when a step is tried again, and what is answered. */
 #include "daemon/backend/s3/s3.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

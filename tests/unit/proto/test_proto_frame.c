@@ -314,27 +314,29 @@ Test(proto_frame, errors_travel)
 
 Test(proto_frame, foreign_error_texts_are_cut_and_cleaned)
 {
-    struct proto_builder pb;
-    struct ucm_error e = {0};
-    struct proto_buf b;
+    struct ucm_error e;
+    msgpack_sbuffer b;
+    msgpack_packer pk;
     struct opening o;
     char text[1000];
 
     memset(text, '\n', sizeof(text));
-    proto_buf_init(&b, LIMIT);
-    proto_notification_begin(&pb, &b, "error");
-    msgpack_pack_array(&pb.pk, 3);
-    msgpack_pack_int(&pb.pk, 99);
-    proto_pack_str(&pb.pk, "NEW");
-    proto_pack_strn(&pb.pk, text, sizeof(text));
-    cr_assert_eq(proto_frame_end(&pb, &e), 0, "%s", e.text);
-    o = open_bytes(b.p + PROTO_HEADER_BYTES, b.n - PROTO_HEADER_BYTES);
+    msgpack_sbuffer_init(&b);
+    msgpack_packer_init(&pk, &b, msgpack_sbuffer_write);
+    msgpack_pack_array(&pk, 3);
+    msgpack_pack_int(&pk, PROTO_NOTIFICATION);
+    proto_pack_str(&pk, "error");
+    msgpack_pack_array(&pk, 3);
+    msgpack_pack_int(&pk, 99);
+    proto_pack_str(&pk, "NEW");
+    proto_pack_strn(&pk, text, sizeof(text));
+    o = open_bytes((const uint8_t *)b.data, b.size);
     cr_assert_eq(o.rc, 0, "%s", o.error.text);
     cr_assert_eq(o.env.error.code, 99);
     cr_assert_eq(strlen(o.env.error.text), sizeof(e.text) - 1);
     cr_assert_eq(strspn(o.env.error.text, "?"), sizeof(e.text) - 1);
     proto_envelope_close(&o.env);
-    proto_buf_free(&b);
+    msgpack_sbuffer_destroy(&b);
 }
 
 /* The memory that a frame takes follows from what it holds, not from what it says. */
