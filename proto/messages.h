@@ -155,9 +155,9 @@ enum ucm_handle_kind {
     F(m, u64, max_timeout_ms, REQ, 1, UCM_U32)
 
 /* Method namespace.open. Opens a namespace for this connection. At a limit, the least recently used
- * namespace goes that is neither open nor holds blocks.
- * Errors: INVALID: a part is too large for the arena; DENIED: another tenant's; BUSY: too many are
- *   open or exist.
+ * namespace goes that is not open and holds no blocks.
+ * Errors: INVALID: a part is too large for the arena; DENIED: the tenant is not the caller's; BUSY:
+ *   too many are open or exist.
  * tenant: absent: the caller's.
  * model: plain.
  * revision: of weights, adapters.
@@ -191,10 +191,10 @@ enum ucm_handle_kind {
 
 /* Method region.register. Registers memory for one part of each block, to load into and dump from.
  *
- * Planes are sorted by layer. The fragments of a layer's planes, in list order, are its bytes and
- * add up to `layer_bytes`. Blocks end inside their handle; no two fragments share a byte. A region
- * may leave layers out; `load` and `dump` then name the others. Planes of an encoded namespace have
- * the raw form.
+ * Planes are sorted by layer. The bytes of a layer are the fragments of its planes, in list order;
+ * they add up to `layer_bytes`. Blocks end inside their handle; no two fragments share a byte. A
+ * region may leave layers out; then `load` and `dump` name the layers that it has. Planes of an
+ * encoded namespace hold raw KV.
  *
  * With `block_pool` it is a GPU block pool for `gather` alone: each of `blocks` entries takes one
  * layer of any block. Its planes are those of one layer, with `layer` 0.
@@ -208,8 +208,8 @@ enum ucm_handle_kind {
  * planes: plain.
  * ring_region: its name in the staging ring's orders; 0: never staged.
  * block_pool: plain.
- * rope: K of a layer: first byte, rows, their channels, first that rotates, how many rotate, tokens
- *   of a head in a row (absent: 1).
+ * rope: of K in a layer: offset of its first byte; rows; channels of a row; first rotary channel;
+ *   how many rotary channels; tokens of a head in a row (absent: 1).
  * rope_dtype: `f32`, `f16`, `bf16` or `fp8_e4m3`.
  * rope_interleaved: pairs are neighbours; else halves of the rotary part.
  * rope_base: the rotary base, above 1.
@@ -218,7 +218,7 @@ enum ucm_handle_kind {
  * rope_trained: `dynamic`, `yarn`, `llama3`: tokens trained for before scaling.
  * rope_fast: `yarn`: beta_fast; `llama3`: high_freq_factor.
  * rope_slow: `yarn`: beta_slow; `llama3`: low_freq_factor.
- * rope_whole: `yarn`: the ramp ends at whole pairs, as usual. */
+ * rope_whole: `yarn`: round the ramp's ends to whole pairs, as is usual. */
 #define UCM_MSG_REGION_REGISTER(F, m)                                                              \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, u64, part, OPT, 0, UCM_MAX_PARTS - 1)                                                     \
@@ -286,9 +286,9 @@ enum ucm_handle_kind {
 /* Method lookup. Says which blocks are complete. Without `per_key` it counts hits from the first
  * key to the first miss: the cached prefix.
  *
- * The daemon asks the shared tier for keys that this host lacks; what is unknown after `wait_ms`,
- * or a cancel, is a miss. For a prefix it samples keys, and takes those between two found ones as
- * found. It asks nothing at `max_requests`.
+ * The daemon asks the shared tier for keys that this host lacks. What is unknown after `wait_ms`,
+ * or after a cancel, is a miss. For a prefix it asks for some keys only, and takes a key between
+ * two found ones as found. It does not ask if the connection has `max_requests` under way.
  *
  * With `wait_mode` 1 it answers at once, with `pending` while the shared tier is being asked.
  * Repeat the same keys in order until `pending` is absent; the shared tier's answer is kept for a
@@ -349,8 +349,8 @@ enum ucm_handle_kind {
  * the requested bytes.
  *
  * With `progress_interval` the daemon copies that many layers of all blocks at a time and sends
- * `progress`. The first comes when all blocks are in DRAM; late, if they exceed half of the
- * daemon's DRAM.
+ * `progress`. The first comes when all blocks are in DRAM. If they exceed half of the daemon's
+ * DRAM, it comes late.
  * lease: ends with this load; 0: none.
  * shifts: five numbers a run of keys (docs/protocol.md, "Position shifts"); absent: K stays. */
 #define UCM_MSG_LOAD(F, m)                                                                         \
@@ -380,9 +380,10 @@ enum ucm_handle_kind {
  * not write to them. OK means in DRAM; with durability 1, OK and EXISTS mean on stable storage,
  * else the status is 8. The dump of a part's last layer answers for the whole part.
  *
- * The worker's writes are done, or the daemon waits for `cuda_event`, recorded after the last one.
- * If it can't open that, or the worker has another user, PID namespace or `/dev/shm`, the status is
- * 7; wait, then dump without it. An event that was never recorded counts as signalled.
+ * Either the worker's writes are done, or it records `cuda_event` after the last one and the daemon
+ * waits for that. If the daemon can't open the event, or the worker has another user, PID namespace
+ * or `/dev/shm`, the status is 7: wait for the event, then dump without it. An event that was never
+ * recorded counts as signalled.
  *
  * Dump each layer once, in any order, on one connection; the last publishes the part. A dump of all
  * layers begins the part again if none of it is being copied.

@@ -28,7 +28,7 @@ static const struct program_command commands[] = {
      "  ucmctl evict 1 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n"
      "  ucmctl evict 1 --tier dram --yes\n",
      PROGRAM_OPTIONS(evict_options), 1, MAX_KEY_WORDS, cmd_evict},
-    {"pin", "NS [KEY...]", "Keep blocks from ever being evicted",
+    {"pin", "NS [KEY...]", "Keep blocks from eviction until unpin or a restart",
      "Without keys: every complete block of the namespace. Pinned blocks take memory from\n"
      "all others: see 'pinned' in 'ucmctl status'.\n\n"
      "Example:\n"

@@ -11,7 +11,7 @@
  * ns: the base.
  * encoding: `fp8`, `int8`, `q4` or `lossless`.
  * version: of the encoding; 0: the daemon's.
- * dtype: of the raw form: `f16`, `bf16` or `fp8_e4m3`.
+ * dtype: of the raw form: `f16` or `bf16`; `lossless`: `bf16`.
  * k: tokens, heads, elements of a row in a layer's K; MLA: of the latent.
  * v: the same of V; absent: a layer is one tensor.
  * order: of rows: 0 token after token, 1 head after head.

@@ -13,9 +13,9 @@
  * Callers: operators. */
 
 /* Method namespace.purge. Drops blocks from every tier, pinned ones too; from the shared tier for
- * all hosts. Blocks in use count as busy: no later request gets them, and they go with their last
- * reference. Blocks purged by key may come back after a restart. Purge namespaces of block
- * summaries too.
+ * all hosts. Blocks in use count as busy: no later request finds them, and their last reference
+ * frees them. Blocks purged by key may come back after a restart; those of a purged namespace do
+ * not. Namespaces of block summaries are purged on their own.
  * Callers: the namespace's tenant.
  * Errors: IO: storage failed, or a root is down or lists no files: blocks may come back; CANCELLED,
  *   DEADLINE, SHUTDOWN: some may be dropped. */
@@ -27,9 +27,9 @@
 
 /* Method evict. Drops blocks from one tier, or from all. From the shared tier it drops them for all
  * hosts, also blocks that this host does not know, and answers when every writable root has dropped
- * their files. Pinned blocks stay, and count as busy. So do leased, read or written ones; with
- * `tier` 0 no later request finds these, and they go with their last reference or lease. A block
- * without a published part stays, and its dump goes on.
+ * their files. Blocks that are pinned or in use count as busy and stay. With `tier` 0, no later
+ * request finds those in use, and their last reference or lease frees them. A block without a
+ * published part stays, and its dump goes on.
  * Callers: the namespace's tenant.
  * Errors: IO: some files of the shared tier may be left; CANCELLED, DEADLINE, SHUTDOWN: some may be
  *   dropped.
@@ -41,7 +41,7 @@
     F(m, u64, tier, OPT, 0, 3)
 
 /* blocks: that changed.
- * busy: unchanged, since in use.
+ * busy: kept: pinned or in use. With `tier` 0, blocks in use are dropped later.
  * missing: keys not here. */
 #define UCM_MSG_COUNT_R(F, m)                                                                      \
     F(m, u64, blocks, REQ, 0, UINT64_MAX)                                                          \

@@ -112,7 +112,7 @@
 
 /* blocks: in the sequence now.
  * dram: of the keys, wholly in DRAM.
- * nvme: to read from there.
+ * nvme: to read from NVMe.
  * shared: to read from the shared tier.
  * missing: not appended.
  * summaries: of these keys, that it holds.
@@ -133,8 +133,8 @@
 
 /* Method select. Chooses the blocks of sequences that a query wants (docs/protocol.md, "Sequences
  * and selections"). Row i asks for layer `layers[i]` of sequence `sequences[i]`; all are of one
- * namespace. A row has one list with `heads` 1 or 2, else one for each KV head. Top k chooses
- * nothing but what a field asks for.
+ * namespace. A row has one list with `heads` 1 or 2, else one for each KV head. Top k chooses only
+ * what `sparse_ratio`, `topk_tokens`, `min_blocks`, `sink_blocks` and `recent_blocks` ask for.
  * Errors: INVALID: `q` has a wrong length, NaN or infinity; `q_heads` is no multiple of the KV
  *   heads; the answer could exceed a frame; CANCELLED, DEADLINE, SHUTDOWN: stopped.
  * sequences: plain.

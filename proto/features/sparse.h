@@ -19,9 +19,9 @@
  * `keys`. A sequence's block that was evicted by name is a MISS. Closing the sequence does not end
  * the gather.
  *
- * If only NVMe has a part, and the layers from the first to the last named are less than half of
- * it, only these are read. Otherwise, and once gathers have read as many bytes as it has, it is
- * read whole and stays in DRAM.
+ * Of a part that is on NVMe alone, the daemon reads the layers from the first to the last named, if
+ * they are less than half of it. Otherwise, and once gathers have read as many bytes as the part
+ * has, the daemon reads the whole part and keeps it in DRAM.
  * Errors: INVALID: no such index, layer or entry, or more than 16384 blocks.
  * region: a GPU block pool.
  * items: three u32 an item: index (in the sequence or `keys`), layer, entry. */
@@ -44,7 +44,8 @@
 /* Method mapping.open. Opens a shared mapping of a part of a namespace (docs/design/mappings.md,
  * "Shared mappings"). The answer's descriptor is the table of sequence numbers.
  * Errors: INVALID: there is one already; UNSUPPORTED: `mapping.size` is 0, or the namespace is
- *   encoded; DENIED: another tenant's; BUSY: the connection has 256.
+ *   encoded; DENIED: an operator asks for another tenant's; BUSY: the
+ *   connection has 256.
  * part: the rank's. */
 #define UCM_MSG_MAPPING_OPEN(F, m)                                                                 \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
@@ -129,8 +130,8 @@
  * "Lookup tables"). The answer's descriptor is the table. After the first request it fills within
  * milliseconds, a second for millions of blocks. Ask again when it is superseded. An encoded
  * namespace's table lacks raw blocks; the base's has them.
- * Errors: DENIED: another tenant's; BUSY: 1024 namespaces have tables, or a quarter of the daemon's
- *   descriptors. */
+ * Errors: DENIED: an operator asks for another tenant's; BUSY: 1024 namespaces have tables, or
+ *   tables use a quarter of the daemon's descriptors. */
 #define UCM_MSG_LOOKUP_TABLE_OPEN(F, m) F(m, u64, ns, REQ, 1, UCM_U32)
 
 /* bytes: of the file.

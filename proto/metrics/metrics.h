@@ -123,7 +123,7 @@
       "bytes on NVMe encrypted with a key that no source has")                                     \
     X(nvme_bad_headers, counter, "pages", "damaged headers of intact parts, found while running")  \
     X(nvme_quarantined_bytes, gauge, "bytes", "bytes of segments in quarantine")                   \
-    X(nvme_files_lost, gauge, "files", "files of nvme.paths not opened at the start")              \
+    X(nvme_files_lost, gauge, "files", "files of nvme.paths left out at the start or gone since")  \
     X(nvme_returned, counter, "files", "files that failed and take writes again")                  \
     X(blocks_shared, gauge, "blocks", "complete blocks that only the shared tier has")             \
     X(lookup_hits_shared, counter, "blocks", "keys with a part that only the shared tier has")     \

@@ -32,9 +32,9 @@ ABOUT = """For authors of clients: every request that ucmd answers, with its fie
 frames carry them, and what blocks, leases and sequences are.
 
 `name`? is an optional field. Bounds stand in parentheses: of a number, its value; of a str or bin, its bytes; of an array, its entries.
-`uints`, `strs` and `maps` are arrays. Times are in milliseconds, sizes in bytes. A field without a meaning is one of the
-[common fields](#common-fields), which also have its type, or its name says it. A method that lists no params, or no
-results, has none.
+`uints`, `strs` and `maps` are arrays. Times are in milliseconds, sizes in bytes. A field that says no more is
+one of the [common fields](#common-fields), or its name says enough. A method that lists no params, or no results, has
+none.
 
 A method with `cursor` answers one page of a list. Call it again with `cursor` = `next` until `next` is 0 or absent; a page before that
 may have few entries or none.

@@ -438,8 +438,8 @@ class Supply:
                     sequence.referenced, sequence.coming = 0, None
 
     def _ref(self, sequence: Sequence) -> None:
-        """Asks the daemon to bring what it keeps into the mapping. For a block that is referenced already it answers the place again. This waits for copies
-        within DRAM; what has to be read comes in parts, alongside the steps."""
+        """Asks the daemon to bring the sequence's blocks into the mapping. For a block that is referenced already it answers the place again.
+        This waits while blocks are copied within DRAM. Blocks of lower tiers are read a few at a time, between decoding steps."""
         left, until = self.gather_timeout, time.monotonic() + self.gather_timeout
         while left > 0 and not sequence.below and self._ref_some(sequence, _ALL, URGENT, min(_LOOK, left)):
             left = until - time.monotonic()

@@ -299,7 +299,8 @@ def _adapter(request: Any, adapters: dict[tuple[Any, str], str]) -> Optional[str
 
 
 def _seed(request: Any, adapters: dict[tuple[Any, str], str]) -> Optional[bytes]:
-    """Stands for what changes KV besides tokens. None: that is unknown, so nothing is shared. adapters: as they were when they came first."""
+    """A hash of all inputs but the tokens that change KV: images, adapter, salt. None: one of them is unknown, so nothing is shared.
+    adapters: what each was when it was first used."""
     images = getattr(request, "multimodal_hashes", None)
     if not images and (getattr(request, "multimodal_positions", None) or getattr(request, "multimodal_lengths", None)):
         return None
