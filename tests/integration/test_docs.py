@@ -29,7 +29,7 @@ MADE = {"build/check", "build/demo", "build/results", "build/san-address", "buil
         "build/gpu/run.sh"}
 TEXT_LANGUAGES = {"c", "cpp", "json", "text", "python", "ini", "svg"}
 SOURCES = [p for directory in ("proto", "kernels", "client", "daemon", "config", "tests")
-           for kind in ("*.c", "*.h", "*.cu", "*.py", "*.sh", "*.S", "*.md", "*.map", "*.mk") for p in (TOP / directory).rglob(kind)]
+           for kind in ("*.c", "*.h", "*.cu", "*.cuh", "*.py", "*.sh", "*.S", "*.md", "*.map", "*.mk") for p in (TOP / directory).rglob(kind)]
 
 
 def run(*command, **options):
@@ -287,16 +287,17 @@ class Docs(unittest.TestCase):
 
 def comments(path):
     text = path.read_text(errors="replace")
-    if path.suffix in (".c", ".h", ".cu"):
+    if path.suffix in (".c", ".h", ".cu", ".cuh"):
         return re.findall(r"/\*.*?\*/|(?<!:)//[^\n]*", text, re.S)
-    return re.findall(r"^\s*#[^\n]*", text, re.M)
+    docstrings = re.findall(r'^\s*(""".*?""")', text, re.S | re.M) if path.suffix == ".py" else []
+    return docstrings + re.findall(r"(?:^|\s)#[^\n]*", text, re.M)
 
 
 class Comments(unittest.TestCase):
     def test_files_that_comments_name(self):
         seen, wrong = 0, []
         for path in SOURCES:
-            if path.suffix not in (".c", ".h", ".cu", ".py", ".sh"):
+            if path.suffix not in (".c", ".h", ".cu", ".cuh", ".py", ".sh"):
                 continue
             for comment in comments(path):
                 for name in re.findall(r"(?<![\w/.<-])((?:[a-z_]+/)*[a-z][a-z0-9_]*\.(?:c|h|cu|md))\b(?![.(\w])", comment):

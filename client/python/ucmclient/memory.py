@@ -70,7 +70,7 @@ def data_pointer(tensor: Any) -> int:
 
 
 class _DLTensor(ctypes.Structure):
-    """The head of DLTensor (dlpack.h, version 0.8), as far as an address needs it."""
+    """The head of DLTensor (DLPack 0.8), as far as an address needs it."""
 
     _fields_ = [
         ("data", c_void_p),
