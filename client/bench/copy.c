@@ -241,7 +241,7 @@ static int measure_on_gpu(struct copy_bench *b)
 {
     int rc;
 
-    if (gpu_open(&b->gpu, COPY_GPU_BYTES) < 0)
+    if (gpu_open(&b->gpu, 0, COPY_GPU_BYTES) < 0)
         return program_fail(BENCH_FAILED, "no GPU: %s", b->gpu.why);
     if (gpu_work_open(&b->work, &b->gpu, COPY_GPU_BYTES) < 0) {
         rc = program_fail(BENCH_FAILED, "%s", b->gpu.why);

@@ -28,6 +28,7 @@ struct copy_rate {
 struct copy_row {
     uint64_t fragment;
     struct copy_rate idle[2], busy[2]; /* load, dump */
+    double busy_keeps;                 /* in the worse direction */
     double both, both_ratio;
     double chain_p50, chain_p99; /* ratios to alone */
 };

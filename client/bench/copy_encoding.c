@@ -39,7 +39,7 @@ static void fill(uint8_t *to, size_t bytes)
 }
 
 /* What blocks hold decides whether `lossless` takes them. */
-static int pages_fill(struct copy_bench *b, struct rig *rig)
+static int pages_fill(struct rig *rig)
 {
     size_t bytes = rig->memory_bytes * rig->spread;
     uint8_t *kv = malloc(bytes);
@@ -53,7 +53,6 @@ static int pages_fill(struct copy_bench *b, struct rig *rig)
     if (gpu_write(&rig->gpu, kv, bytes) < 0)
         rc = program_fail(BENCH_FAILED, "%s", rig->gpu.why);
     free(kv);
-    (void)b;
     return rc;
 }
 
@@ -76,8 +75,7 @@ static int rig_encoded(struct copy_bench *b, struct rig *rig, const char *encodi
 
     if (rc < 0)
         return bench_rig_fail(rig, rc);
-    rc =
-        rig_wait_arena(rig) < 0 ? program_fail(BENCH_FAILED, "%s", rig->error) : pages_fill(b, rig);
+    rc = rig_wait_arena(rig) < 0 ? program_fail(BENCH_FAILED, "%s", rig->error) : pages_fill(rig);
     if (rc != 0)
         rig_close(rig);
     return rc;

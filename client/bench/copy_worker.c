@@ -2,6 +2,7 @@
  * matrices. */
 #include "client/bench/copy.h"
 
+#include <math.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -136,6 +137,7 @@ int copy_measure_busy(struct copy_bench *b, struct rig *rig, struct copy_row *ro
     usleep(COPY_SETTLE_MS * 1000);
     for (unsigned d = 0; d < 2 && rc == 0; d++)
         rc = copy_measure(b, rig, d, &row->busy[d]);
+    row->busy_keeps = fmin(row->busy[0].keeps, row->busy[1].keeps);
     if (gpu_busy_stop(&b->work) < 0)
         return program_fail(BENCH_FAILED, "%s", b->gpu.why);
     return rc;

@@ -63,6 +63,21 @@ double samples_at(struct samples *s, double share)
     return s->v[i < s->n ? i : s->n - 1];
 }
 
+int pair_add(struct pair *p, double own, double base)
+{
+    return samples_add(&p->own, own) < 0 || samples_add(&p->base, base) < 0 ||
+                   (base > 0 && samples_add(&p->ratio, own / base) < 0)
+               ? -ENOMEM
+               : 0;
+}
+
+void pair_free(struct pair *p)
+{
+    samples_free(&p->own);
+    samples_free(&p->base);
+    samples_free(&p->ratio);
+}
+
 /* ---- report ---- */
 
 void report_begin(struct report *r, const char *command, bool json)
@@ -136,6 +151,14 @@ void report_figure(struct report *r, const struct figure *f)
         cJSON_AddBoolToObject(j, "met", target_met(f, ratio));
     }
     cJSON_AddItemToArray(r->figures, j);
+}
+
+void report_pair(struct report *r, struct pair *p, struct figure f)
+{
+    f.value = samples_at(&p->own, 0.5);
+    f.baseline = samples_at(&p->base, 0.5);
+    f.ratio = samples_at(&p->ratio, 0.5);
+    report_figure(r, &f);
 }
 
 int report_end(struct report *r)

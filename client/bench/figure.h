@@ -26,6 +26,15 @@ void samples_free(struct samples *s);
 /* Sorts. share: 0.5 is the median; 0 of nothing. */
 double samples_at(struct samples *s, double share);
 
+/* What was measured, its baseline, and their ratio: one of each a round. */
+struct pair {
+    struct samples own, base, ratio;
+};
+
+/* 0 or -ENOMEM. A baseline of 0 has no ratio. */
+int pair_add(struct pair *p, double own, double base);
+void pair_free(struct pair *p);
+
 /* ---- report ---- */
 
 struct figure {
@@ -50,6 +59,8 @@ void report_begin(struct report *r, const char *command, bool json);
 void report_number(struct report *r, const char *name, double v);
 void report_text(struct report *r, const char *name, const char *text);
 void report_figure(struct report *r, const struct figure *f);
+/* The same with the medians of a pair. */
+void report_pair(struct report *r, struct pair *p, struct figure f);
 /* Prints what --json wants and frees. 0, or -1 with a sentence on standard error. */
 int report_end(struct report *r);
 

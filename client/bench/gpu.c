@@ -50,14 +50,8 @@ int gpu_check(struct gpu *g, const char *what, int error)
     return -1;
 }
 
-int gpu_open(struct gpu *g, size_t bytes)
+int gpu_open(struct gpu *g, int ordinal, size_t bytes)
 {
-    return gpu_open_at(g, 0, bytes);
-}
-
-int gpu_open_at(struct gpu *g, int ordinal, size_t bytes)
-{
-
     memset(g, 0, sizeof *g);
     if (load_driver(g) < 0)
         return -1;

@@ -19,9 +19,8 @@ struct gpu {
     char why[200];    /* of a failure */
 };
 
-/* Takes `bytes` on the first GPU, or on that of a number. 0, or -1 with g->why and nothing held. */
-int gpu_open(struct gpu *g, size_t bytes);
-int gpu_open_at(struct gpu *g, int ordinal, size_t bytes);
+/* Takes `bytes` on the GPU of that number. 0, or -1 with g->why and nothing held. */
+int gpu_open(struct gpu *g, int ordinal, size_t bytes);
 void gpu_close(struct gpu *g); /* one that is not open is fine */
 /* Copies the whole allocation; done when it returns. 0, or -1 with g->why. */
 int gpu_write(struct gpu *g, const void *from, size_t bytes);

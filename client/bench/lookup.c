@@ -24,17 +24,14 @@ struct lookups {
 struct duel {
     struct echo echo;
     unsigned calls;
-    struct samples p50, p99, echo_p50, echo_p99, ratio50, ratio99;
+    struct pair p50, p99;
     struct samples own_us, echo_us; /* of one round */
 };
 
 static int duel_end_round(struct duel *d)
 {
-    double p50 = samples_at(&d->own_us, 0.5), p99 = samples_at(&d->own_us, 0.99);
-    double e50 = samples_at(&d->echo_us, 0.5), e99 = samples_at(&d->echo_us, 0.99);
-    int rc = samples_add(&d->p50, p50) | samples_add(&d->p99, p99) |
-             samples_add(&d->echo_p50, e50) | samples_add(&d->echo_p99, e99) |
-             samples_add(&d->ratio50, p50 / e50) | samples_add(&d->ratio99, p99 / e99);
+    int rc = pair_add(&d->p50, samples_at(&d->own_us, 0.5), samples_at(&d->echo_us, 0.5)) |
+             pair_add(&d->p99, samples_at(&d->own_us, 0.99), samples_at(&d->echo_us, 0.99));
 
     samples_clear(&d->own_us);
     samples_clear(&d->echo_us);
@@ -43,12 +40,8 @@ static int duel_end_round(struct duel *d)
 
 static void duel_free(struct duel *d)
 {
-    samples_free(&d->p50);
-    samples_free(&d->p99);
-    samples_free(&d->echo_p50);
-    samples_free(&d->echo_p99);
-    samples_free(&d->ratio50);
-    samples_free(&d->ratio99);
+    pair_free(&d->p50);
+    pair_free(&d->p99);
     samples_free(&d->own_us);
     samples_free(&d->echo_us);
     echo_stop(&d->echo);
@@ -95,22 +88,16 @@ static int duel_round(struct lookups *l, struct duel *d, uint32_t n, uint32_t le
 static void duel_report(struct report *r, struct duel *d, const char *p50, const char *p99,
                         const double target[2], bool target_is_value)
 {
-    report_figure(r, &(struct figure){.name = p50,
-                                      .unit = "us",
-                                      .value = samples_at(&d->p50, 0.5),
-                                      .baseline_name = "echo",
-                                      .baseline = samples_at(&d->echo_p50, 0.5),
-                                      .ratio = samples_at(&d->ratio50, 0.5),
-                                      .target = target[0],
-                                      .target_is_value = target_is_value});
-    report_figure(r, &(struct figure){.name = p99,
-                                      .unit = "us",
-                                      .value = samples_at(&d->p99, 0.5),
-                                      .baseline_name = "echo",
-                                      .baseline = samples_at(&d->echo_p99, 0.5),
-                                      .ratio = samples_at(&d->ratio99, 0.5),
-                                      .target = target[1],
-                                      .target_is_value = target_is_value});
+    struct figure f = {.name = p50,
+                       .unit = "us",
+                       .baseline_name = "echo",
+                       .target = target[0],
+                       .target_is_value = target_is_value};
+
+    report_pair(r, &d->p50, f);
+    f.name = p99;
+    f.target = target[1];
+    report_pair(r, &d->p99, f);
 }
 
 /* ---- lookup tables ---- */
@@ -223,8 +210,8 @@ static void table_time_report(struct report *r, const char *name, struct samples
 static void lookup_table_report(struct report *r, struct lookup_table *h, struct duel *one,
                                 struct duel *many)
 {
-    table_time_report(r, "table lookup of one key", &h->one_us, &one->p50, 0.1);
-    table_time_report(r, "table lookup of the prefix", &h->many_us, &many->p50, 60);
+    table_time_report(r, "table lookup of one key", &h->one_us, &one->p50.own, 0.1);
+    table_time_report(r, "table lookup of the prefix", &h->many_us, &many->p50.own, 60);
     report_number(r, "table_keys", (double)h->asked);
     report_number(r, "false_hits", (double)h->false_hits);
     report_number(r, "false_misses", (double)h->false_misses);

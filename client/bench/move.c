@@ -15,8 +15,8 @@ struct move {
     uint8_t *keys, *result;
     uint64_t run, bytes; /* of a round */
     uint64_t differing, unmoved;
-    struct copy copy;                /* the baseline */
-    struct samples own, base, ratio; /* GB/s */
+    struct copy copy; /* the baseline */
+    struct pair rate; /* GB/s */
     struct progress progress;
 };
 
@@ -72,12 +72,9 @@ static int load_all(struct move *m, double *seconds)
 
 static int add(struct move *m, double seconds, double base)
 {
-    double own = (double)m->bytes / seconds / 1e9;
-
-    if (samples_add(&m->own, own) < 0 || samples_add(&m->base, base / 1e9) < 0 ||
-        (base > 0 && samples_add(&m->ratio, own / (base / 1e9)) < 0))
-        return program_fail(BENCH_FAILED, "memory ran out");
-    return 0;
+    return pair_add(&m->rate, (double)m->bytes / seconds / 1e9, base / 1e9) < 0
+               ? program_fail(BENCH_FAILED, "memory ran out")
+               : 0;
 }
 
 /* Both find the region as it is just after it was written, so that caches favour neither. */
@@ -106,13 +103,8 @@ static int measure_round(struct move *m, uint32_t round)
 static void report(struct move *m)
 {
     struct report r;
-    struct figure f = {.name = m->name,
-                       .unit = "GB/s",
-                       .value = samples_at(&m->own, 0.5),
-                       .baseline_name = "memcpy",
-                       .baseline = samples_at(&m->base, 0.5),
-                       .ratio = samples_at(&m->ratio, 0.5),
-                       .more_is_better = true};
+    struct figure f = {
+        .name = m->name, .unit = "GB/s", .baseline_name = "memcpy", .more_is_better = true};
 
     report_begin(&r, m->args->command, args_given(m->args, "json"));
     report_number(&r, "block_bytes", (double)m->rig.block_bytes);
@@ -122,7 +114,7 @@ static void report(struct move *m)
     report_number(&r, "unmoved", (double)m->unmoved);
     if (m->op == RIG_LOAD)
         report_number(&r, "differing", (double)m->differing);
-    report_figure(&r, &f);
+    report_pair(&r, &m->rate, f);
     (void)report_end(&r);
 }
 
@@ -207,9 +199,7 @@ static int move_command(const struct args *a, const char *name, enum rig_op op)
     rc = rig_wait_arena(&m.rig);
     rc = rc < 0 ? bench_rig_fail(&m.rig, rc) : run(&m);
     rig_close(&m.rig);
-    samples_free(&m.own);
-    samples_free(&m.base);
-    samples_free(&m.ratio);
+    pair_free(&m.rate);
     return rc;
 }
 

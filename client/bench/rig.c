@@ -163,7 +163,7 @@ static int open_gpu(struct rig *rig, const struct rig_options *o)
         return fail(rig, -UCM_ENOMEMORY, "memory ran out");
     rig->memory = p;
     rig->on_gpu = 1;
-    if (gpu_open_at(&rig->gpu, o->gpu - 1, bytes) < 0) {
+    if (gpu_open(&rig->gpu, o->gpu - 1, bytes) < 0) {
         rc = fail(rig, -UCM_EDEVICE, "%s", rig->gpu.why);
         goto err_after_memory;
     }

@@ -18,11 +18,6 @@
 
 static const uint64_t block_sizes[] = {512u << 10, 1u << 20, 4u << 20};
 
-/* The ratios to the disk, one for each round. */
-struct pair {
-    struct samples own, base, ratio;
-};
-
 struct tier {
     const struct args *args;
     struct report report;
@@ -38,39 +33,28 @@ struct tier {
     struct rig_move plan;
     uint8_t *keys;
     uint64_t run;
-    uint32_t sets; /* of blocks, dumped so far */
-    struct pair writes, loads, prefetches;
+    uint32_t sets;                         /* of blocks, dumped so far */
+    struct pair writes, loads, prefetches; /* GB/s, against the disk's */
 };
 
-static int pair_add(struct pair *p, double own, double base)
+static int add(struct pair *p, double own, double base)
 {
-    if (samples_add(&p->own, own) < 0 || samples_add(&p->base, base) < 0 ||
-        samples_add(&p->ratio, own / base) < 0)
-        return program_fail(BENCH_FAILED, "memory ran out");
-    return 0;
+    return pair_add(p, own / 1e9, base / 1e9) < 0 ? program_fail(BENCH_FAILED, "memory ran out")
+                                                  : 0;
 }
 
-static void pair_free(struct pair *p)
-{
-    samples_free(&p->own);
-    samples_free(&p->base);
-    samples_free(&p->ratio);
-}
-
-static void pair_report(struct tier *t, struct pair *p, const char *what, double target)
+static void report(struct tier *t, struct pair *p, const char *what, double target)
 {
     char name[96];
 
     snprintf(name, sizeof(name), "%s, %llu KiB", what,
              (unsigned long long)t->rig.block_bytes >> 10);
-    report_figure(&t->report, &(struct figure){.name = name,
-                                               .unit = "GB/s",
-                                               .value = samples_at(&p->own, 0.5) / 1e9,
-                                               .baseline_name = "a plain io_uring loop",
-                                               .baseline = samples_at(&p->base, 0.5) / 1e9,
-                                               .ratio = samples_at(&p->ratio, 0.5),
-                                               .target = target,
-                                               .more_is_better = true});
+    report_pair(&t->report, p,
+                (struct figure){.name = name,
+                                .unit = "GB/s",
+                                .baseline_name = "a plain io_uring loop",
+                                .target = target,
+                                .more_is_better = true});
 }
 
 /* ---- the daemon and its directory ---- */
@@ -201,16 +185,16 @@ static int measure_round(struct tier *t)
     if (rc == 0)
         rc = daemon_slice(t, RIG_DUMP, &own);
     if (rc == 0)
-        rc = pair_add(&t->writes, own, base);
+        rc = add(&t->writes, own, base);
     if (rc == 0)
         rc = daemon_slice(t, RIG_LOAD, &own);
     if (rc == 0)
         rc = disk_slice(t, false, &base);
     if (rc == 0)
-        rc = pair_add(&t->loads, own, base);
+        rc = add(&t->loads, own, base);
     if (rc == 0)
         rc = daemon_slice(t, RIG_PREFETCH, &own);
-    return rc == 0 ? pair_add(&t->prefetches, own, base) : rc;
+    return rc == 0 ? add(&t->prefetches, own, base) : rc;
 }
 
 static int measure_rounds(struct tier *t)
@@ -229,9 +213,9 @@ static int measure_rounds(struct tier *t)
     }
     if (rc != 0)
         return rc;
-    pair_report(t, &t->loads, "load", READ_TARGET);
-    pair_report(t, &t->prefetches, "prefetch", READ_TARGET);
-    pair_report(t, &t->writes, "write", WRITE_TARGET);
+    report(t, &t->loads, "load", READ_TARGET);
+    report(t, &t->prefetches, "prefetch", READ_TARGET);
+    report(t, &t->writes, "write", WRITE_TARGET);
     return 0;
 }
 

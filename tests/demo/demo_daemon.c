@@ -236,7 +236,7 @@ static void try_gpu(char *why, size_t n)
     pid = fork();
     if (pid == 0) {
         struct gpu g;
-        int rc = gpu_open(&g, MIB);
+        int rc = gpu_open(&g, 0, MIB);
 
         if (rc == 0)
             gpu_close(&g);
