@@ -51,14 +51,6 @@ struct record {
     struct progress progress;
 };
 
-static volatile sig_atomic_t interrupted;
-
-static void interrupt(int number)
-{
-    (void)number;
-    interrupted = 1;
-}
-
 /* ---- numbers for names ---- */
 
 static void hash_of(const struct record *r, uint64_t ns, const void *p, size_t n, uint64_t out[2])
@@ -254,7 +246,7 @@ static int read_all(struct record *r)
     int rc = 0;
 
     while (rc == 0 && (!ending || more)) {
-        ending = ending || interrupted || clock_ns() >= end_ns;
+        ending = ending || program_interrupted || clock_ns() >= end_ns;
         rc = call(r, ending ? &stop : &read, &page);
         if (rc != 0)
             return rc;
@@ -346,7 +338,7 @@ static int record_open(struct record *r)
 int bench_record(const struct args *a)
 {
     struct record *r = calloc(1, sizeof *r);
-    struct sigaction action = {.sa_handler = interrupt};
+    struct sigaction action = {.sa_handler = program_interrupt};
     int rc;
 
     if (r == NULL)

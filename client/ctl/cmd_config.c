@@ -51,11 +51,6 @@ static int print_reload(const struct args *a, const msgpack_object *result)
     return CTL_OK;
 }
 
-static int reload(const struct args *a)
-{
-    return ctl_show(a, UCM_METHOD_CONFIG_RELOAD, NULL, print_reload);
-}
-
 /* ---- config ---- */
 
 static bool is_wanted(const struct args *a, const msgpack_object *key)
@@ -110,7 +105,7 @@ int cmd_config(const struct args *a)
     if (a->n_words > 0 && (args_given(a, "import") || args_given(a, "changed")))
         return program_usage_error(a, "'config reload' takes neither --import nor --changed");
     if (a->n_words > 0)
-        return reload(a);
+        return ctl_show(a, UCM_METHOD_CONFIG_RELOAD, NULL, print_reload);
     if (args_given(a, "import") && (args_given(a, "json") || args_given(a, "changed")))
         return program_usage_error(a, "--import prints a configuration file, and takes neither "
                                       "--json nor --changed");

@@ -10,14 +10,6 @@
 /* One request waits so long, and the next goes on after it. */
 #define WAIT_MS 1000
 
-static volatile sig_atomic_t interrupted;
-
-static void interrupt(int number)
-{
-    (void)number;
-    interrupted = 1;
-}
-
 struct reader {
     const struct args *a;
     struct msg_events asked;
@@ -106,15 +98,15 @@ int cmd_events(const struct args *a)
                        .count = args_given(a, "count") ? args_number(a, "count") : UINT64_MAX};
     int rc = CTL_OK;
 
-    signal(SIGINT, interrupt);
+    signal(SIGINT, program_interrupt);
     if (follow && !args_given(a, "since"))
         r.asked.since = UINT64_MAX; /* tells where the events end */
-    while (rc == CTL_OK && more && !interrupted && r.shown < r.count) {
+    while (rc == CTL_OK && more && !program_interrupted && r.shown < r.count) {
         struct answer page;
 
         rc = ctl_call(a, UCM_METHOD_EVENTS, &r.asked, &page);
         if (rc != CTL_OK)
-            return interrupted ? CTL_OK : rc;
+            return program_interrupted ? CTL_OK : rc;
         rc = page_show(&r, page.root);
         more = follow || answer_u64(page.root, "next") < answer_u64(page.root, "last");
         r.asked.wait_ms = follow ? WAIT_MS : 0;

@@ -425,7 +425,7 @@ static int print_text(const struct offline *o)
         table_cell(&t, "%" PRIu64, s->corrupt);
         table_cell(&t, "%" PRIu64, s->purged);
     }
-    return table_end(&t, stdout) == 0 ? CTL_OK : program_fail(CTL_ERROR, "no memory");
+    return ctl_table_end(&t);
 }
 
 static void walk(struct offline *o)

@@ -20,14 +20,6 @@
 #define SPANS_MAX 64
 #define KINDS_MAX 16
 
-static volatile sig_atomic_t interrupted;
-
-static void interrupt(int number)
-{
-    (void)number;
-    interrupted = 1;
-}
-
 /* How long requests spent on one kind of span, together. */
 struct kind {
     char name[32];
@@ -310,7 +302,7 @@ static int records_read(const struct args *a, struct trace_file *f)
     end.tv_sec += (time_t)(left_ms / 1000);
     while (rc == CTL_OK && f->failed == 0 && (!ending || more)) {
         clock_gettime(CLOCK_MONOTONIC, &now);
-        if (!ending && (interrupted || now.tv_sec > end.tv_sec ||
+        if (!ending && (program_interrupted || now.tv_sec > end.tv_sec ||
                         (now.tv_sec == end.tv_sec &&
                          now.tv_nsec >= end.tv_nsec + (long)(left_ms % 1000) * 1000000)))
             ending = true;
@@ -400,7 +392,7 @@ static int report(const struct trace_file *f)
 int cmd_trace(const struct args *a)
 {
     struct trace_file f = {.path = args_text(a, "out")};
-    struct sigaction action = {.sa_handler = interrupt};
+    struct sigaction action = {.sa_handler = program_interrupt};
     struct msg_trace start;
     struct answer answer;
     int rc;

@@ -34,6 +34,14 @@ int program_fail(int code, const char *format, ...)
     return code;
 }
 
+volatile sig_atomic_t program_interrupted;
+
+void program_interrupt(int number)
+{
+    (void)number;
+    program_interrupted = 1;
+}
+
 const char *program_socket(const struct args *a)
 {
     const char *path = args_text(a, "socket");

@@ -9,6 +9,7 @@
 #ifndef UCM_CTL_PROGRAM_H
 #define UCM_CTL_PROGRAM_H
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -102,6 +103,9 @@ int program_fail(int code, const char *format, ...) __attribute__((format(printf
 /* Becomes the Python program `name`, which gets every option that has a value, numbers in digits, and the words: it lies
  * next to this program, or in ../libexec/ucmd. Returns an exit status if it can't. */
 int program_script(const struct args *a, const char *name);
+/* A handler of signals: sets the flag that ends a command which runs until it is stopped. */
+void program_interrupt(int number);
+extern volatile sig_atomic_t program_interrupted;
 /* The path of the daemon's socket: --socket, else $UCM_SOCKET, else the default. */
 const char *program_socket(const struct args *a);
 

@@ -24,14 +24,6 @@
 #define TOPIC_BYTES 4096
 #define END UINT64_MAX
 
-static volatile sig_atomic_t stopping;
-
-static void stop(int number)
-{
-    (void)number;
-    stopping = 1;
-}
-
 struct space {
     uint32_t ns; /* 0: of a daemon that is gone */
     bool told;   /* its blocks are published */
@@ -397,7 +389,7 @@ static int run(struct publisher *p)
     const struct ucm_options options = {.socket = args_text(p->a, "socket"), .name = "ucmevents"};
     bool away = false, asked = false;
 
-    while (!stopping && !p->failed) {
+    while (!program_interrupted && !p->failed) {
         int rc = p->client ? 0 : answer_connect(&options, RETRY_MS, &p->client);
 
         if (rc == 0)
@@ -452,8 +444,8 @@ int cmd_publish(const struct args *a)
 
     if (rc != 0)
         return rc;
-    signal(SIGINT, stop);
-    signal(SIGTERM, stop);
+    signal(SIGINT, program_interrupt);
+    signal(SIGTERM, program_interrupt);
     p.batch = batch_new(&form);
     if (!p.batch)
         return out_of_memory();
