@@ -92,44 +92,31 @@ static uint64_t staged_bytes(void)
     return stats.bytes[COPY_STAGED];
 }
 
-static void strategy_test(enum copy_strategy strategy, bool copy_agent)
+Test(cuda_copy, by_every_strategy)
 {
+    static const struct {
+        enum copy_strategy strategy;
+        bool copy_agent;
+    } ways[] = {{COPY_DMA, false}, {COPY_SM, false}, {COPY_STAGED, true}, {COPY_AUTO, true}};
     static const struct {
         uint32_t planes, fragment, gap;
     } shapes[] = {{8, 4096, 0}, {5, 777, 13}, {3, 20000, 480}, {1, 65536, 0}};
 
-    daemon_begin(strategy, 6 * MIB);
-    fake_cuda.delay_us = copy_agent ? 200 : 50;
-    for (unsigned s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++) {
-        worker_begin(&a, getpid(), shapes[s].planes, shapes[s].fragment, shapes[s].gap);
-        if (copy_agent)
-            worker_copy_agent(&a, 131072, 4);
-        for (unsigned round = 0; round < 3; round++)
-            round_of(&a, 1 + 10 * s + round);
-        worker_end(&a);
+    for (unsigned i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+        daemon_begin(ways[i].strategy, 6 * MIB);
+        fake_cuda.delay_us = ways[i].copy_agent ? 200 : 50;
+        for (unsigned s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++) {
+            worker_begin(&a, getpid(), shapes[s].planes, shapes[s].fragment, shapes[s].gap);
+            if (ways[i].copy_agent)
+                worker_copy_agent(&a, 131072, 4);
+            for (unsigned round = 0; round < 3; round++)
+                round_of(&a, 1 + 10 * s + round);
+            worker_end(&a);
+        }
+        if (ways[i].strategy == COPY_STAGED)
+            cr_assert_gt(staged_bytes(), 0);
+        end();
     }
-    if (strategy == COPY_STAGED)
-        cr_assert_gt(staged_bytes(), 0);
-}
-
-Test(cuda_copy, by_the_engines)
-{
-    strategy_test(COPY_DMA, false);
-}
-
-Test(cuda_copy, by_the_kernel)
-{
-    strategy_test(COPY_SM, false);
-}
-
-Test(cuda_copy, through_entries)
-{
-    strategy_test(COPY_STAGED, true);
-}
-
-Test(cuda_copy, as_the_planner_likes)
-{
-    strategy_test(COPY_AUTO, true);
 }
 
 static void expect_staged(struct test_job *j, bool staged)

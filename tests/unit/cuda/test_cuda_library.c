@@ -59,7 +59,7 @@ static int prove_cb(void *ctx, uint64_t offset, const uint8_t *nonce)
     return 0;
 }
 
-static int region_add_with(struct ucm_namespace *ns, CUdeviceptr at, const struct ucm_rope *rope)
+static int region_add(struct ucm_namespace *ns, CUdeviceptr at, const struct ucm_rope *rope)
 {
     struct ucm_memory memory = {.kind = UCM_MEMORY_CUDA_IPC, .bytes = 65536, .prove_cb = prove_cb};
     struct ucm_plane planes[2] = {
@@ -81,16 +81,6 @@ static int region_add_with(struct ucm_namespace *ns, CUdeviceptr at, const struc
     return ucm_cuda_region_register(cuda, ns, &spec, &address, -1, &region);
 }
 
-static int region_add_to(struct ucm_namespace *ns, CUdeviceptr at)
-{
-    return region_add_with(ns, at, NULL);
-}
-
-static void region_add(CUdeviceptr at)
-{
-    cr_assert_eq(region_add_to(rig.ns, at), 0, "%s", ucm_cuda_errmsg());
-}
-
 /* The daemon is not asked, so the sentence is the library's. */
 Test(cuda_library, says_what_planes_of_encoded_regions_are)
 {
@@ -101,7 +91,7 @@ Test(cuda_library, says_what_planes_of_encoded_regions_are)
     rig.fake.hook = encodes;
     cr_assert_eq(ucm_encoding_open(rig.ns, &form, -1, &ns), 0, "%s", ucm_errmsg());
     cr_assert_eq(cuMemAlloc(&memory, 65536), CUDA_SUCCESS);
-    cr_expect_eq(region_add_to(ns, memory), -UCM_EINVALID);
+    cr_expect_eq(region_add(ns, memory, NULL), -UCM_EINVALID);
     cr_expect(strstr(ucm_cuda_errmsg(), "whole K"), "%s", ucm_cuda_errmsg());
     ucm_namespace_close(ns);
     cr_assert_eq(cuMemFree(memory), CUDA_SUCCESS);
@@ -110,7 +100,7 @@ Test(cuda_library, says_what_planes_of_encoded_regions_are)
 
 static void rope_refused(struct ucm_rope rope, CUdeviceptr memory, const char *sentence)
 {
-    cr_expect_eq(region_add_with(rig.ns, memory, &rope), -UCM_EINVALID);
+    cr_expect_eq(region_add(rig.ns, memory, &rope), -UCM_EINVALID);
     cr_expect(strstr(ucm_cuda_errmsg(), sentence), "%s", ucm_cuda_errmsg());
 }
 
@@ -130,7 +120,7 @@ Test(cuda_library, knows_where_k_lies)
     wrong = rope;
     wrong.rotary = 65;
     rope_refused(wrong, memory, "rope: ");
-    cr_expect_eq(region_add_with(rig.ns, memory, &rope), 0, "%s", ucm_cuda_errmsg());
+    cr_expect_eq(region_add(rig.ns, memory, &rope), 0, "%s", ucm_cuda_errmsg());
     cr_assert_eq(ucm_cuda_close(cuda, -1), 0, "%s", ucm_cuda_errmsg());
     cr_assert_eq(cuMemFree(memory), CUDA_SUCCESS);
 }
@@ -146,7 +136,7 @@ Test(cuda_library, a_daemon_that_does_not_answer_is_abandoned)
 {
     CUdeviceptr pages = fake_cuda_alloc(0, 65536);
 
-    region_add(pages);
+    cr_assert_eq(region_add(rig.ns, pages, NULL), 0, "%s", ucm_cuda_errmsg());
     rig.fake.hook = silent;
     cr_assert_eq(ucm_cuda_close(cuda, 10), -UCM_EDEADLINE);
     cr_assert_not(dead(), "it is served still");

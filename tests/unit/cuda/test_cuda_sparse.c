@@ -8,6 +8,7 @@
 
 static struct ucm_sparse_summary summary;
 static struct ucm_cuda_select_options options;
+static struct ucm_cuda_select_layer selection; /* of a layer */
 
 static void setup(void)
 {
@@ -29,6 +30,16 @@ static void setup(void)
         .sequences = 4,
         .max_blocks = 1000,
     };
+    selection = (struct ucm_cuda_select_layer){.summaries = 4096,
+                                               .stride = 4096,
+                                               .bound = 10,
+                                               .sequences = 4,
+                                               .table = 4096,
+                                               .table_stride = 1000,
+                                               .n_blocks = 4096,
+                                               .q = 4096,
+                                               .count = 4096,
+                                               .index = 4096};
 }
 
 TestSuite(cuda_sparse, .init = setup, .fini = rig_close, .timeout = 60);
@@ -78,44 +89,27 @@ Test(cuda_sparse, summaries_that_are_none)
 
 Test(cuda_sparse, selections)
 {
-    struct ucm_cuda_select_layer good = {.summaries = 4096,
-                                         .stride = 520,
-                                         .bound = 10,
-                                         .sequences = 4,
-                                         .table = 4096,
-                                         .table_stride = 1000,
-                                         .n_blocks = 4096,
-                                         .q = 4096,
-                                         .count = 4096,
-                                         .index = 4096};
     struct ucm_cuda_select_info info;
     struct ucm_cuda_select *s;
 
+    selection.stride = 520;
     cr_assert_eq(ucm_cuda_select_open(uuid, &summary, &options, &s), 0, "%s", ucm_cuda_errmsg());
     cr_expect_eq(ucm_cuda_select_info(s, &info), 0);
     cr_expect_eq(info.lists, 2);
     cr_expect_eq(info.room, 250);
-    cr_expect_eq(ucm_cuda_select(s, &good, NULL), 0, "%s", ucm_cuda_errmsg());
-    REFUSED_WITH(good, sequences, 5, ucm_cuda_select(s, &good, NULL),
+    cr_expect_eq(ucm_cuda_select(s, &selection, NULL), 0, "%s", ucm_cuda_errmsg());
+    REFUSED_WITH(selection, sequences, 5, ucm_cuda_select(s, &selection, NULL),
                  "sequences is 5; the handle is for 4");
-    REFUSED_WITH(good, stride, 521, ucm_cuda_select(s, &good, NULL), "multiple of 4");
-    REFUSED_WITH(good, table_stride, 999, ucm_cuda_select(s, &good, NULL), "table_stride 999");
-    REFUSED_WITH(good, q, 0, ucm_cuda_select(s, &good, NULL), "q, count or index is 0");
+    REFUSED_WITH(selection, stride, 521, ucm_cuda_select(s, &selection, NULL), "multiple of 4");
+    REFUSED_WITH(selection, table_stride, 999, ucm_cuda_select(s, &selection, NULL),
+                 "table_stride 999");
+    REFUSED_WITH(selection, q, 0, ucm_cuda_select(s, &selection, NULL), "q, count or index is 0");
     ucm_cuda_select_close(s);
     ucm_cuda_select_close(NULL);
 }
 
 Test(cuda_sparse, launches_of_few_sequences_take_clusters)
 {
-    struct ucm_cuda_select_layer l = {.summaries = 4096,
-                                      .stride = 4096,
-                                      .bound = 10,
-                                      .table = 4096,
-                                      .table_stride = 1000,
-                                      .n_blocks = 4096,
-                                      .q = 4096,
-                                      .count = 4096,
-                                      .index = 4096};
     static const char *const cluster = "ucm_select_cluster_rest_4_1";
     struct ucm_cuda_select *s;
 
@@ -133,10 +127,10 @@ Test(cuda_sparse, launches_of_few_sequences_take_clusters)
         cr_assert_eq(ucm_cuda_select_open(uuid, &summary, &options, &s), 0, "%s",
                      ucm_cuda_errmsg());
         (void)fake_cuda_launched(cluster); /* to load it */
-        for (l.sequences = 1; l.sequences <= 4; l.sequences++) {
-            cr_assert_eq(ucm_cuda_select(s, &l, NULL), 0, "%s", ucm_cuda_errmsg());
-            cr_expect_eq(fake_cuda_launched(cluster), 2 * (int)l.sequences <= at_once,
-                         "%u sequences, %d clusters", l.sequences, at_once);
+        for (selection.sequences = 1; selection.sequences <= 4; selection.sequences++) {
+            cr_assert_eq(ucm_cuda_select(s, &selection, NULL), 0, "%s", ucm_cuda_errmsg());
+            cr_expect_eq(fake_cuda_launched(cluster), 2 * (int)selection.sequences <= at_once,
+                         "%u sequences, %d clusters", selection.sequences, at_once);
         }
         ucm_cuda_select_close(s);
     }

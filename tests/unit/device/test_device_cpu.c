@@ -186,15 +186,6 @@ static void punch(uint64_t offset, uint64_t bytes)
         0);
 }
 
-static void guard_or_skip(void)
-{
-    int guard = guard_open();
-
-    if (guard < 0)
-        cr_skip_test("no userfaultfd here");
-    close(guard);
-}
-
 /* A userfaultfd that does not block, because one that blocks can't be polled. */
 static bool fault_waits(int fault, int ms)
 {
@@ -278,12 +269,15 @@ Test(device_cpu, holes_made_while_it_copies)
 {
     struct device_region *r = region_flat(memfd, 0, MEMORY);
     struct ucm_copy_item items[32];
+    int guard = guard_open();
     unsigned failed = 0, i;
     atomic_bool stop = false;
     uv_thread_t thread;
     struct test_job j;
 
-    guard_or_skip();
+    if (guard < 0)
+        cr_skip_test("no userfaultfd here");
+    close(guard);
     open_ok(r);
     cr_assert_eq(uv_thread_create(&thread, punch_cb, &stop), 0);
     for (i = 0; i < 2000 && (i < 200 || failed < 10); i++) {

@@ -264,14 +264,6 @@ Test(region, ipc_handle_has_64_bytes_and_room_for_a_nonce)
     refused("0 bytes");
 }
 
-Test(region, plane_arithmetic_does_not_overflow)
-{
-    m.blocks = UINT32_MAX;
-    planes[1].offset = 0;
-    planes[1].stride = 1ull << 33;
-    refused("block 4294967294");
-}
-
 Test(region, layers_are_filled_in_order)
 {
     refused_as(2, 2 * FRAGMENT - 1, "plane 1: the fragments of layer 0 add up");

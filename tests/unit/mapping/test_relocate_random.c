@@ -56,23 +56,14 @@ static block_ref some_block(void)
     return ref;
 }
 
-static struct use *free_use(void)
-{
-    for (unsigned i = 0; i < USES; i++)
-        if (!chaos.use[i].held)
-            return &chaos.use[i];
-    return NULL;
-}
-
-/* The lease becomes the use's, or ends. */
+/* The lease becomes a use's that is free, or ends. */
 static void use_keep(block_ref ref)
 {
-    struct use *u = free_use();
-
-    if (u) {
-        *u = (struct use){ref, true};
-        return;
-    }
+    for (unsigned i = 0; i < USES; i++)
+        if (!chaos.use[i].held) {
+            chaos.use[i] = (struct use){ref, true};
+            return;
+        }
     put_and_drop(ref, 0);
 }
 
@@ -200,18 +191,15 @@ static void some_load(void)
         load_took(rc == CACHE_READY ? 0 : rc);
 }
 
-static void some_evict(void)
+static void some_use_end(void)
 {
-    block_ref ref = find(some_ns(), below(KEYS));
-
-    if (ref != 0)
-        (void)cache_evict(rig.cache, ref, below(3) ? CACHE_DRAM : CACHE_ALL);
+    use_end(&chaos.use[below(USES)]);
 }
 
-static void some_budget(void)
+static void some_copy(void)
 {
-    grant_budget_set(rig.arena, below(MAPPINGS + 1) * MIB);
-    mapping_slots_changed(&relocations);
+    if (n_copies > 0)
+        copy_next();
 }
 
 static void some_tier(void)
@@ -220,43 +208,45 @@ static void some_tier(void)
         fake_finish(&rig.tier, fake_at(&rig.tier, below(rig.tier.n_pending)), below(20) ? 0 : -EIO);
 }
 
-static void step(void)
+static void some_evict(void)
 {
-    switch (below(12)) {
-    case 0:
-    case 1:
-        some_store();
-        break;
-    case 2:
-    case 3:
-        some_move();
-        break;
-    case 4:
-        use_end(&chaos.use[below(USES)]);
-        break;
-    case 5:
-        some_load();
-        break;
-    case 6:
-        if (n_copies > 0)
-            copy_next();
-        break;
-    case 7:
-    case 8:
-        some_tier();
-        break;
-    case 9:
-        if (below(8) == 0)
-            some_evict();
-        break;
-    case 10:
-        if (below(200) == 0)
-            some_budget();
-        break;
-    default:
-        iterate();
+    block_ref ref = below(8) == 0 ? find(some_ns(), below(KEYS)) : 0;
+
+    if (ref != 0)
+        (void)cache_evict(rig.cache, ref, below(3) ? CACHE_DRAM : CACHE_ALL);
+}
+
+static void budget(uint64_t slabs)
+{
+    grant_budget_set(rig.arena, slabs * MIB);
+    mapping_slots_changed(&relocations);
+}
+
+static void some_budget(void)
+{
+    if (below(200) == 0)
+        budget(below(MAPPINGS + 1));
+}
+
+/* One happens in each step; what stands twice happens twice as often. */
+static void (*const steps[])(void) = {some_store, some_store,   some_move, some_move,
+                                      some_tier,  some_tier,    some_load, some_copy,
+                                      some_evict, some_use_end, iterate,   some_budget};
+
+static void uses_end(void)
+{
+    for (unsigned i = 0; i < USES; i++)
+        use_end(&chaos.use[i]);
+}
+
+static void evict_all(void)
+{
+    for (uint64_t k = 0; k < 2 * KEYS; k++) {
+        block_ref ref = find(k % 2 ? rig.one : other, k / 2);
+
+        if (ref != 0)
+            (void)cache_evict(rig.cache, ref, CACHE_ALL);
     }
-    told_check();
 }
 
 Test(relocate_random, nobody_reads_other_bytes)
@@ -264,50 +254,34 @@ Test(relocate_random, nobody_reads_other_bytes)
     random_state = random_seed(uv_hrtime() | 1);
     fprintf(stderr, "UCM_SEED=%" PRIu64 "\n", random_state);
     for (unsigned i = 0; i < STEPS && rig.tier.places < PLACES_MAX - 64; i++) {
-        step();
+        steps[below(sizeof(steps) / sizeof(steps[0]))]();
+        told_check();
         if (i % 64 == 0)
             usleep(50); /* for the arena's thread */
     }
-    grant_budget_set(rig.arena, MAPPINGS * MIB);
-    mapping_slots_changed(&relocations);
-    for (unsigned i = 0; i < USES; i++)
-        use_end(&chaos.use[i]);
+    budget(MAPPINGS);
+    uses_end();
     for (int i = 0; i < 5000 && (cache_moves(rig.cache) > 0 || rig.tier.n_pending > 0 ||
                                  n_copies > 0 || chaos.load.waits);
          i++) {
         iterate();
-        if (n_copies > 0)
-            copy_next();
+        some_copy();
         if (rig.tier.n_pending > 0)
             fake_next(&rig.tier, 0);
-        for (unsigned j = 0; j < USES; j++)
-            use_end(&chaos.use[j]);
+        uses_end();
         usleep(i < 4000 ? 0 : 1000);
     }
     cr_assert_eq(cache_moves(rig.cache), 0u, "somebody waits for ever");
     for (unsigned i = 0; i < MOVERS; i++)
         cr_assert_not(chaos.mover[i].waits);
-    for (unsigned i = 0; i < USES; i++)
-        use_end(&chaos.use[i]);
-    for (uint64_t k = 0; k < KEYS; k++)
-        for (int i = 0; i < 2; i++) {
-            block_ref ref = find(i ? rig.one : other, k);
-
-            if (ref != 0)
-                (void)cache_evict(rig.cache, ref, CACHE_ALL);
-        }
+    uses_end();
+    evict_all();
     iterate();
     while (rig.tier.n_pending > 0) {
         fake_next(&rig.tier, 0);
         iterate();
     }
-    for (uint64_t k = 0; k < KEYS; k++)
-        for (int i = 0; i < 2; i++) {
-            block_ref ref = find(i ? rig.one : other, k);
-
-            if (ref != 0)
-                (void)cache_evict(rig.cache, ref, CACHE_ALL);
-        }
+    evict_all();
     expect_nothing_held();
     cr_expect_eq(grant_used_bytes(rig.arena), 0u);
     cr_expect(chaos.copied > 0 && chaos.read > 0 && chaos.stale > 0 && chaos.right > 0,

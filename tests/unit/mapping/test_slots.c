@@ -43,9 +43,8 @@ Test(mapping_slots_wide, unused_blocks_after_many_used_ones_leave)
     cr_expect_eq(mv.status, 0);
     cr_expect_eq(rig.metrics.arena_evicted_blocks, 1u);
     put_and_drop(late, 0);
-    for (uint32_t i = 0; i < used; i++) {
+    for (uint32_t i = 0; i < used; i++)
         put_and_drop(ref[i], 0);
-    }
     free(ref);
     relocate_close();
 }
@@ -61,18 +60,16 @@ Test(mapping_slots, what_is_used_or_waits_to_be_written_stays)
     for (uint64_t i = 0; i < 8; i++) {
         ref[i] = store(rig.one, i);
         (void)moved(ref[i], 0);
-        if (i >= 4) {
+        if (i >= 4)
             put_and_drop(ref[i], 0);
-        }
     }
     late = store(rig.one, 8);
     cr_expect_eq(move(&mv, late, 0), -ENOSPC);
     cr_expect_eq(rig.metrics.arena_evicted_blocks, 0u);
     cr_expect_eq(block_of(late)->part[0].users, 0u);
     cr_expect_eq(arena_bytes_used(rig.arena), MIB / 4, "it stays where it is");
-    for (uint64_t i = 0; i < 4; i++) {
+    for (uint64_t i = 0; i < 4; i++)
         put_and_drop(ref[i], 0);
-    }
     drop(late);
 }
 
@@ -165,9 +162,8 @@ Test(mapping_slots, what_was_in_vain_is_remembered_for_a_turn)
     cr_expect_eq(mv.status, 0);
     cache_put(rig.cache, late[2], 0);
     for (uint64_t i = 0; i < 8; i++)
-        if (i != 5) {
+        if (i != 5)
             put_and_drop(used[i], 0);
-        }
     for (uint64_t i = 0; i < 3; i++)
         drop(late[i]);
 }

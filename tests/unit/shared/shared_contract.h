@@ -209,21 +209,13 @@ static inline void contract_wrong_length(struct contract *c)
 
 static inline void contract_lay_odd(const char *path, const char *beside, unsigned kind)
 {
-    switch (kind) {
-    case 0:
-        cr_assert_eq(mkfifo(path, 0600), 0);
-        break;
-    case 1:
+    if (kind == 1)
         contract_lay(beside, 6, 6, 500);
-        cr_assert_eq(symlink(beside, path), 0);
-        break;
-    case 2:
-        cr_assert_eq(symlink(path, path), 0);
-        break;
-    default:
-        cr_assert_eq(mkdir(path, 0700), 0);
-        break;
-    }
+    cr_assert_eq(kind == 0   ? mkfifo(path, 0600)
+                 : kind == 1 ? symlink(beside, path)
+                 : kind == 2 ? symlink(path, path)
+                             : mkdir(path, 0700),
+                 0);
 }
 
 /* A FIFO without a writer: opening it as a file would block for ever. */

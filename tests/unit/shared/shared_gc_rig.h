@@ -184,11 +184,6 @@ static inline void rig_hold_lists(struct rig *g, unsigned host, bool hold)
         shared_process.start(rig_faults[fault].b, held);
 }
 
-static inline void rig_clock_behind(struct rig *g, unsigned host, uint64_t seconds)
-{
-    rig_faults[rig_fault_of(g->hosts[host].root->backend)].behind_s = seconds;
-}
-
 /* ---- hosts ---- */
 
 static inline void rig_directory(struct rig *g)
@@ -290,6 +285,17 @@ static inline void rig_timer(struct rig *g, uint64_t ms)
     uv_timer_start(&g->timer, rig_timer_cb, ms, 0);
 }
 
+/* Runs the event loop while `condition` holds. */
+#define RIG_WAIT_WHILE(g, condition)                                                               \
+    do {                                                                                           \
+        rig_timer(g, RIG_WAIT_MS);                                                                 \
+        while (condition) {                                                                        \
+            uv_run((g)->loop, UV_RUN_ONCE);                                                        \
+            cr_assert_not((g)->timed_out);                                                         \
+        }                                                                                          \
+        uv_timer_stop(&(g)->timer);                                                                \
+    } while (0)
+
 static inline void rig_sleep(struct rig *g, uint64_t ms)
 {
     for (rig_timer(g, ms); !g->timed_out;)
@@ -301,12 +307,8 @@ static inline void rig_wait(struct rig *g, unsigned host)
 {
     struct rig_host *h = &g->hosts[host];
 
-    rig_timer(g, RIG_WAIT_MS);
-    while (h->metrics.shared_gc_passes + h->metrics.shared_gc_failed == h->seen || gc_busy(h->gc)) {
-        uv_run(g->loop, UV_RUN_ONCE);
-        cr_assert_not(g->timed_out);
-    }
-    uv_timer_stop(&g->timer);
+    RIG_WAIT_WHILE(g, h->metrics.shared_gc_passes + h->metrics.shared_gc_failed == h->seen ||
+                          gc_busy(h->gc));
     h->seen = h->metrics.shared_gc_passes + h->metrics.shared_gc_failed;
 }
 
@@ -331,12 +333,7 @@ static inline void rig_host_end(struct rig *g, struct rig_host *h)
         return;
     gc_stop(h->gc);
     shared_root_stop(h->root);
-    rig_timer(g, RIG_WAIT_MS);
-    while (gc_busy(h->gc) || shared_root_busy(h->root) > 0) {
-        uv_run(g->loop, UV_RUN_ONCE);
-        cr_assert_not(g->timed_out);
-    }
-    uv_timer_stop(&g->timer);
+    RIG_WAIT_WHILE(g, gc_busy(h->gc) || shared_root_busy(h->root) > 0);
     gc_free(h->gc);
     shared_root_close(h->root);
 }
@@ -499,10 +496,7 @@ static inline int rig_do(struct rig *g, enum shared_verb verb, const struct bloc
                                   .released_cb = rig_released_cb}};
 
     cr_assert_eq(shared_root_submit(g->hosts[0].root, &t.task), 0);
-    rig_timer(g, RIG_WAIT_MS);
-    while (!t.released)
-        uv_run(g->loop, UV_RUN_ONCE);
-    uv_timer_stop(&g->timer);
+    RIG_WAIT_WHILE(g, !t.released);
     return t.task.status;
 }
 
@@ -575,16 +569,6 @@ static inline void rig_purge_begin(struct rig *g, struct rig *other, unsigned na
     cr_assert_eq(p->reports, 0);
 }
 
-static inline void rig_purge_wait(struct rig *g, const struct shared *shared)
-{
-    rig_timer(g, RIG_WAIT_MS);
-    while (!list_empty(&shared->purges)) {
-        uv_run(g->loop, UV_RUN_ONCE);
-        cr_assert_not(g->timed_out);
-    }
-    uv_timer_stop(&g->timer);
-}
-
 /* Purges at both roots. Returns the number of removed files. */
 static inline uint64_t rig_purge(struct rig *g, struct rig *other, unsigned namespace, int *status)
 {
@@ -592,7 +576,7 @@ static inline uint64_t rig_purge(struct rig *g, struct rig *other, unsigned name
     struct shared shared;
 
     rig_purge_begin(g, other, namespace, &p, &shared);
-    rig_purge_wait(g, &shared);
+    RIG_WAIT_WHILE(g, !list_empty(&shared.purges));
     cr_assert_eq(p.reports, 1);
     *status = p.status;
     return p.files;

@@ -67,10 +67,7 @@ static void note(unsigned namespace, const char *tenant, uint64_t age_s)
     char path[256];
 
     shared_tenant_note(&shared, &io);
-    rig_timer(&g, RIG_WAIT_MS);
-    while (shared.noting > 0)
-        uv_run(g.loop, UV_RUN_ONCE);
-    uv_timer_stop(&g.timer);
+    RIG_WAIT_WHILE(&g, shared.noting > 0);
     rig_path(&g, BLOCK_FILE_TENANT_BUCKET, note_name(namespace), path);
     rig_age(path, age_s);
 }

@@ -68,6 +68,13 @@ static int found(struct secrets *s, const uint8_t *fingerprint, uint8_t secret[S
     return rc;
 }
 
+static void path_of_space(char path[256])
+{
+    snprintf(path, 256, "%s/", directory);
+    for (unsigned i = 0; i < sizeof(space); i++)
+        snprintf(path + strlen(path), 3, "%02x", space[i]);
+}
+
 Test(shared_secrets, all_who_ask_get_the_same_and_each_namespace_its_own)
 {
     uint8_t a[SHARED_SECRET_BYTES], b[SHARED_SECRET_BYTES], c[SHARED_SECRET_BYTES];
@@ -92,9 +99,7 @@ Test(shared_secrets, a_purge_puts_another_one_in_its_place_and_overwrites_it)
     FILE *f;
 
     cr_assert_eq(found(one, space, before), 0);
-    snprintf(path, sizeof(path), "%s/", directory);
-    for (unsigned i = 0; i < sizeof(space); i++)
-        snprintf(path + strlen(path), 3, "%02x", space[i]);
+    path_of_space(path);
     snprintf(kept, sizeof(kept), "%s/kept", directory);
     cr_assert_eq(link(path, kept), 0);
     memcpy(p.fingerprint, space, sizeof(space));
@@ -145,9 +150,7 @@ Test(shared_secrets, what_is_no_secret_is_none)
     char path[256];
     FILE *f;
 
-    snprintf(path, sizeof(path), "%s/", directory);
-    for (unsigned i = 0; i < sizeof(space); i++)
-        snprintf(path + strlen(path), 3, "%02x", space[i]);
+    path_of_space(path);
     f = fopen(path, "wb");
     fputs("UCMSECR1 and something else", f);
     fclose(f);
