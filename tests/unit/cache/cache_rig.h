@@ -448,6 +448,19 @@ static inline void drop(block_ref ref)
     cache_unlease(rig.cache, ref);
 }
 
+static inline void drop_all(const block_ref *refs, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        drop(refs[i]);
+}
+
+/* Blocks first to first + n - 1 in DRAM, not held. */
+static inline void store_all(struct ns *ns, uint64_t first, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        drop(store(ns, first + i));
+}
+
 /* For a caller that uses the part and holds the block. */
 static inline void put_and_drop(block_ref ref, uint32_t part)
 {

@@ -97,6 +97,17 @@ static inline block_ref shared_block(struct ns *ns, uint64_t number)
     return ref;
 }
 
+/* Reads part 0 from the shared tier, and lets go of the block. */
+static inline void expect_shared_read(block_ref ref)
+{
+    struct waiter w;
+
+    cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
+    shared_finish();
+    cr_expect(w.status == 0 && w.w.shared && marks_right(ref, 0));
+    put_and_drop(ref, 0);
+}
+
 /* The block in DRAM, and nowhere else. */
 static inline block_ref store_dram(struct ns *ns, uint64_t number)
 {

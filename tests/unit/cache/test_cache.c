@@ -250,8 +250,7 @@ Test(cache, what_waited_for_its_namespace_keeps_its_place)
         cr_expect_eq(fake_at(&rig.tier, 0)->name.owner >> 16, refs[i]);
         fake_next(&rig.tier, 0);
     }
-    for (unsigned i = 0; i < 6; i++)
-        drop(refs[i]);
+    drop_all(refs, 6);
 }
 
 /* A request may name a key often, and there are many requests. */
@@ -294,18 +293,6 @@ Test(cache, what_did_not_come_about_wakes_nobody)
     iterate();
     cr_expect_eq(a.calls, 1);
     drop(kept);
-}
-
-Test(cache, no_writes_once_it_stops)
-{
-    block_ref ref = store(rig.one, 1);
-
-    cache_stop_writing(rig.cache);
-    cr_expect_eq(rig.metrics.nvme_write_dropped, 1u);
-    cr_expect_eq(rig.cache->dirty_bytes, 0u);
-    iterate();
-    cr_expect_eq(rig.tier.submits, 0u);
-    drop(ref);
 }
 
 /* ---- the tier takes a place back ---- */
@@ -445,8 +432,7 @@ Test(cache, the_pending_write_without_progress_for_longest_makes_room)
     cr_expect_not(cache_found(rig.cache, ref[1]), "and lacks its first layer");
     cr_expect_eq(dump(ref[1], 0, 0, 1), 0);
     cr_expect(cache_found(rig.cache, ref[1]));
-    for (int i = 0; i < 8; i++)
-        drop(ref[i]);
+    drop_all(ref, 8);
     f = table_get(&rig.cache->pending_writes, part_pending_write(&block_of(more)->part[0]));
     pending_write_done(rig.cache, f, 2, false);
     drop(more);
@@ -505,8 +491,7 @@ Test(cache, pinned_blocks_stay)
     cr_expect_not(cache_pin(rig.cache, ref, true));
     drop(ref);
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
-    for (uint64_t i = 10; i < 30; i++)
-        drop(store(rig.one, i));
+    store_all(rig.one, 10, 20);
     cr_expect(cache_found(rig.cache, ref));
     cr_expect(cache_in_dram(rig.cache, ref));
 }

@@ -35,8 +35,7 @@ Test(admission, a_block_that_comes_back_is_written)
 {
     uint64_t gone = 0;
 
-    for (uint64_t i = 0; i < 9; i++) /* one more than DRAM holds */
-        drop(store(rig.one, i));
+    store_all(rig.one, 0, 9); /* one more than DRAM holds */
     cr_expect_eq(submitted(), 0u);
     while (find(rig.one, gone) != 0)
         gone++;

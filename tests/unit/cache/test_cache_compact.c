@@ -84,8 +84,7 @@ Test(cache_compact, room_for_another_size_alongside_what_is_guaranteed)
     mix(4 * SLOT);
     cr_assert_eq(want(0, &f[0]), -EBUSY);
     cr_assert_eq(want(0, &f[0]), -EBUSY, "it looks at all blocks of the other size");
-    iterate();
-    iterate();
+    iterations(2);
     cr_assert_eq(n_copies, 2u, "the two of the slab that is emptied");
     cr_expect_eq(want(0, &f[0]), -EBUSY);
     copy_all();
@@ -105,8 +104,7 @@ static void copies_begin(struct pending_write **f)
 {
     mix(4 * SLOT);
     cr_assert_eq(want(0, f), -EBUSY);
-    iterate();
-    iterate();
+    iterations(2);
     cr_assert_eq(n_copies, 2u);
 }
 
@@ -243,8 +241,7 @@ Test(cache_compact, who_waits_may_have_the_part_that_is_in_the_way, .init = wait
     mix(4 * SLOT);
     use_all(true);
     cr_assert_eq(want(0, &f), -EBUSY);
-    iterate();
-    iterate();
+    iterations(2);
     cr_assert_neq(rig.cache->compact.slab, 0u, "a slab is closed, for parts that stay in use");
     wait_until_tried(1);
     cr_expect_eq(rig.cache->compact.slab, 0u, "it is put back");

@@ -24,16 +24,21 @@ static void tier_drain(void)
     settle();
 }
 
-Test(pressure, a_daemon_that_stops_keeps_nobody_waiting)
+Test(pressure, a_daemon_that_stops_writes_nothing_and_keeps_nobody_waiting)
 {
+    unsigned before;
     struct asker a;
 
     fill_and_wait(0, 5);
+    before = rig.tier.submits;
     ask(&a);
     (void)cache_wait_for(rig.cache, &a.r, WAIT_PRESSURE);
     cache_stop_writing(rig.cache);
     iterate();
     cr_expect_eq(a.calls, 1);
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 5u);
+    cr_expect_eq(rig.cache->dirty_bytes, 0u);
+    cr_expect_eq(rig.tier.submits, before);
     rig.tier.refuse_n = 0;
 }
 
@@ -118,8 +123,7 @@ static void expect_small_iterations(unsigned parts)
 
 Test(pressure, a_turn_begins_few_of_many_blocks)
 {
-    for (uint64_t i = 0; i < 8; i++)
-        drop(store(rig.one, i));
+    store_all(rig.one, 0, 8);
     expect_small_iterations(8);
 }
 
@@ -263,8 +267,7 @@ Test(pressure, room_that_writes_are_about_to_make_is_waited_for)
     fake_next(&rig.tier, 0);
     iterate();
     cr_expect_eq(a.calls, 1);
-    for (unsigned i = 0; i < 8; i++)
-        drop(refs[i]);
+    drop_all(refs, 8);
 }
 
 Test(pressure, who_waits_for_writes_that_do_not_begin_is_told)
@@ -282,6 +285,5 @@ Test(pressure, who_waits_for_writes_that_do_not_begin_is_told)
     cr_expect_eq(a.calls, 1);
     cr_expect_not(cache_wait_for(rig.cache, &a.r, WAIT_SLOT), "nothing is under way");
     rig.tier.refuse_n = 0;
-    for (unsigned i = 0; i < 8; i++)
-        drop(refs[i]);
+    drop_all(refs, 8);
 }

@@ -161,24 +161,6 @@ Test(cache_quota, at_most_is_refused_while_all_of_it_is_in_use)
     drop(more);
 }
 
-Test(cache_quota, a_slab_with_guaranteed_blocks_keeps_its_slots)
-{
-    struct ns *big = space_of("v", "big", 1, 2 * SLOT / LAYERS);
-    struct pending_write *f;
-    block_ref ref;
-
-    give(quiet, 8 * SLOT, 0);
-    stores(quiet, 0, 8);
-    ref = open_block(big, 0);
-    cr_expect_eq(claim(ref, 0, 0, 1, &f), -EBUSY);
-    cr_expect_eq(in_dram(quiet, 0, 8), 8u);
-    give(quiet, 4 * SLOT, 0);
-    cr_expect_eq(claim(ref, 0, 0, 1, &f), 0);
-    cr_expect_eq(in_dram(quiet, 0, 8), 4u);
-    pending_write_done(rig.cache, f, 1, false);
-    drop(ref);
-}
-
 Test(cache_quota, blocks_of_more_parts_push_none_of_others_out_of_a_full_index)
 {
     struct ns *wide;
@@ -296,8 +278,7 @@ Test(cache_quota, durable_beyond_at_most_on_nvme_keeps_nobody_waiting)
         cr_expect_eq(p[i].status, NOT_YET);
     put_and_drop(leased, 0);
     settle();
-    for (unsigned i = 0; i < 6; i++)
-        drop(refs[i]);
+    drop_all(refs, 6);
     settle();
     for (unsigned i = 0; i < 5; i++)
         cr_expect_neq(p[i].status, NOT_YET, "nothing is under way any more");
@@ -343,8 +324,7 @@ Test(cache_quota, write_back_takes_turns)
         refs[i] = store(i < 5 ? noisy : quiet, i);
     iterate();
     rig.tier.refuse_n = 0;
-    for (unsigned i = 0; i < 7; i++)
-        drop(refs[i]);
+    drop_all(refs, 7);
     iterations(3);
     cr_assert_eq(rig.tier.n_pending, 7u);
     cr_expect_eq(writes_at(0), noisy->tenant);

@@ -3,16 +3,16 @@
 
 TestSuite(cache_restore, .init = rig_open, .fini = rig_close);
 
-/* The tier has found the part, at a place of this part alone. */
-static uint64_t part_turns_up(struct ns *ns, uint64_t number, uint32_t part, uint64_t sequence)
+/* The tier has found part 0, at a place of this part alone. */
+static uint64_t turns_up(struct ns *ns, uint64_t number)
 {
     struct tier *t = &rig.tier;
-    struct tier_name name = {.key_bytes = 16, .part = part};
+    struct tier_name name = {.key_bytes = 16};
     struct tier_found f = {.name = &name,
                            .identity = ns->canonical,
                            .identity_bytes = ns->canonical_bytes,
-                           .bytes = ns_part_bytes(ns, part),
-                           .sequence = sequence};
+                           .bytes = ns_part_bytes(ns, 0),
+                           .sequence = 1};
     uint64_t owner;
 
     memcpy(name.fingerprint, ns->fingerprint, sizeof(name.fingerprint));
@@ -21,14 +21,9 @@ static uint64_t part_turns_up(struct ns *ns, uint64_t number, uint32_t part, uin
     owner = t->callbacks.restore_cb(t->callbacks.ctx, &f);
     if (owner == 0)
         return 0;
-    t->place[t->places++] = (struct place){true, owner, f.bytes, calloc(1, f.bytes), sequence};
+    t->place[t->places++] = (struct place){true, owner, f.bytes, calloc(1, f.bytes), 1};
     t->n_live++;
     return f.place.loc;
-}
-
-static uint64_t turns_up(struct ns *ns, uint64_t number)
-{
-    return part_turns_up(ns, number, 0, 1);
 }
 
 static void recovered(void)
@@ -121,46 +116,4 @@ Test(cache_restore, a_record_with_another_identity_makes_no_namespace)
         cr_expect_null(index_ns_at(rig.index, place));
     cr_assert_eq(index_ns_open(rig.index, &id, NULL, &ns, &e), 0);
     cr_expect_eq(ns->record, NS_RECORD_NONE, "it has no record yet");
-}
-
-/* ---- more than the index holds ---- */
-
-static void open_narrow(void)
-{
-    rig.max_blocks = 4;
-    rig_open();
-    rig.tier.recovering = true;
-}
-
-TestSuite(cache_restore_full, .init = open_narrow, .fini = rig_close);
-
-Test(cache_restore_full, what_was_written_later_takes_the_place_of_what_is_older)
-{
-    for (uint64_t i = 0; i < 4; i++)
-        cr_expect_neq(part_turns_up(rig.one, i, 0, 10 + i), 0u);
-    cr_expect_eq(part_turns_up(rig.one, 50, 0, 5), 0u, "older than all");
-    cr_expect_neq(part_turns_up(rig.one, 51, 0, 20), 0u);
-    cr_expect_neq(part_turns_up(rig.one, 52, 0, 30), 0u);
-    recovered();
-    cr_expect_eq(find(rig.one, 0), 0u);
-    cr_expect_eq(find(rig.one, 1), 0u);
-    cr_expect(find(rig.one, 2) && find(rig.one, 51) && find(rig.one, 52));
-    cr_expect_eq(rig.metrics.index_evicted, 2u);
-}
-
-/* No lookup would find a block that was restored only in part. */
-Test(cache_restore_full, no_part_stays_without_the_others)
-{
-    for (uint64_t i = 0; i < 3; i++) /* of two parts each: only these fit */
-        cr_expect_neq(part_turns_up(rig.two, i, 0, 10 + i), 0u);
-    cr_expect_neq(part_turns_up(rig.two, 50, 0, 20), 0u);
-    for (uint64_t i = 0; i < 3; i++)
-        part_turns_up(rig.two, i, 1, 10 + i);
-    cr_assert_eq(find(rig.two, 0), 0u, "dropped for 50");
-    recovered();
-    iterate();
-    cr_expect_eq(find(rig.two, 50), 0u);
-    cr_expect(cache_found(rig.cache, find(rig.two, 1)) && cache_found(rig.cache, find(rig.two, 2)));
-    cr_expect_eq(index_blocks(rig.index), 2u);
-    cr_expect_eq(rig.tier.n_live, 4u);
 }

@@ -142,22 +142,15 @@ Test(cache_shared, a_shared_tier_that_is_busy_keeps_the_copy_that_nvme_lost)
     fake_next(&rig.tier, -EIO);
     cr_expect(w.calls == 1 && w.status == -EBUSY, "not now");
     cr_expect_eq(cache_tier(rig.cache, ref), CACHE_SHARED);
-    cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
-    fake_shared_next(&shared, 0);
-    cr_expect(w.status == 0 && marks_right(ref, 0));
-    put_and_drop(ref, 0);
+    expect_shared_read(ref);
 }
 
 Test(cache_shared, what_nvme_knows_no_more_is_read_from_the_shared_tier)
 {
     block_ref ref = store_twice(rig.one, 1);
-    struct waiter w;
 
     tier_refuses(-ESTALE, 1);
-    cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
-    fake_shared_next(&shared, 0);
-    cr_expect(w.status == 0 && w.w.shared && marks_right(ref, 0));
-    put_and_drop(ref, 0);
+    expect_shared_read(ref);
 }
 
 /* ---- going ---- */
@@ -165,14 +158,10 @@ Test(cache_shared, what_nvme_knows_no_more_is_read_from_the_shared_tier)
 Test(cache_shared, evicted_while_leased_it_can_be_loaded_until_the_end)
 {
     block_ref ref = shared_block(rig.one, 1);
-    struct waiter w;
 
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
     cr_expect_not(cache_found(rig.cache, ref));
-    cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
-    fake_shared_next(&shared, 0);
-    cr_expect(w.status == 0 && marks_right(ref, 0));
-    put_and_drop(ref, 0);
+    expect_shared_read(ref);
     expect_no_shared_left();
 }
 
@@ -309,13 +298,7 @@ Test(cache_shared, what_is_read_and_evicted_again_stays_within_the_bound)
     struct cache_stats stats;
 
     for (uint64_t i = 0; i < 40; i++) {
-        block_ref ref = shared_block(rig.one, i);
-        struct waiter w;
-
-        cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
-        fake_shared_next(&shared, 0);
-        cr_assert_eq(w.status, 0);
-        put_and_drop(ref, 0);
+        expect_shared_read(shared_block(rig.one, i));
         iterate();
         while (rig.tier.n_pending > 0)
             fake_next(&rig.tier, -ENOSPC);

@@ -70,28 +70,21 @@ Test(cache_shared_write, what_is_only_unverified_is_no_copy)
 Test(cache_shared_write, making_room_takes_leased_blocks_that_are_known_to_be_there)
 {
     block_ref ref = store_dram(rig.one, 1);
-    struct waiter w;
 
     fake_shared_next(&shared, 0);
     iterate();
-    for (uint64_t i = 10; i < 30; i++)
-        drop(store(rig.one, i));
+    store_all(rig.one, 10, 20);
     cr_expect_not(cache_in_dram(rig.cache, ref));
     cr_assert(cache_found(rig.cache, ref));
     tier_finish();
     shared_finish();
-    cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
-    shared_finish();
-    cr_assert_eq(w.status, 0);
-    cr_expect(marks_right(ref, 0));
-    put_and_drop(ref, 0);
+    expect_shared_read(ref);
 }
 
 Test(cache_shared_write, what_was_evicted_before_its_turn_is_not_written)
 {
     shared_refuses(-EAGAIN, 1000);
-    for (uint64_t i = 0; i < 30; i++)
-        drop(store(rig.one, i));
+    store_all(rig.one, 0, 30);
     iterate();
     shared.refuse_n = 0;
     fake_shared_ready(&shared);
@@ -249,8 +242,7 @@ Test(cache_shared_write, blocks_without_a_secret_hold_up_no_others)
     cr_expect_eq(number_at(1), 11u);
     shared_finish();
     cr_expect_eq(rig.metrics.shared_write_dropped, 0u);
-    for (int i = 0; i < 4; i++)
-        drop(refs[i]);
+    drop_all(refs, 4);
     encryption_end();
 }
 

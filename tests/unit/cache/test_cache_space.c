@@ -83,8 +83,7 @@ Test(cache_space, the_first_are_served_in_their_order)
     cache_retry_cancel(&a[3].r);
     cache_retry_cancel(&a[0].r);
     pending_write_done(rig.cache, f[2], 1, false);
-    for (int i = 0; i < 3; i++)
-        drop(ref[i]);
+    drop_all(ref, 3);
 }
 
 /* One layer of the dump has come, and others will. Until they do, its slot can give way. */
@@ -181,8 +180,7 @@ Test(cache_space, a_part_longer_than_an_slab_evicts_nothing)
     struct pending_write *f;
     block_ref ref;
 
-    for (uint64_t i = 0; i < 8; i++)
-        drop(store(rig.one, i));
+    store_all(rig.one, 0, 8);
     settle();
     ref = open_block(big, 1);
     cr_expect_eq(claim(ref, 0, 0, LAYERS, &f), -EFBIG);
@@ -207,8 +205,7 @@ static void open_fine(void)
     rig_open();
     cache_stop_writing(rig.cache);
     fine = space("fine", 1, 4096 / LAYERS);
-    for (uint64_t i = 0; i < 8192; i++)
-        drop(store(fine, i));
+    store_all(fine, 0, 8192);
 }
 
 TestSuite(cache_fine, .init = open_fine, .fini = rig_close);
@@ -283,8 +280,7 @@ Test(cache_fine, a_slab_that_can_not_be_emptied_any_more_is_used_again)
     cr_expect_eq(rig.metrics.arena_slabs_moved, 0u);
     iterate();
     drop(store(fine, 20000));
-    for (unsigned i = 0; i < 2; i++)
-        drop(held[i]);
+    drop_all(held, 2);
     cr_expect_eq(wide_fill(), 0);
     drop(wide.ref);
 }
@@ -328,8 +324,7 @@ Test(narrow, a_full_index_lets_go_what_left_dram_first)
     cr_expect_eq(rig.tier.n_live, 0u, "their places are free");
     key_of(200, key);
     cr_expect_eq(cache_open(rig.cache, other, key), 0u, "all are in use");
-    for (unsigned i = 0; i < 8; i++)
-        drop(held[i]);
+    drop_all(held, 8);
 }
 
 Test(narrow, a_full_index_lets_go_the_coldest_in_dram)
@@ -351,8 +346,7 @@ Test(narrow, a_full_index_lets_go_the_coldest_in_dram)
     cr_expect_eq(!find(rig.one, 2) + !find(rig.one, 3) + !find(rig.one, 4), 2);
     cr_expect_eq(rig.tier.n_live, 2u);
     cr_expect_eq(arena_bytes_used(rig.arena), 2u * (MIB / 4));
-    for (unsigned i = 0; i < 6; i++)
-        drop(held[i]);
+    drop_all(held, 6);
 }
 
 /* ---- verifying ---- */

@@ -1,14 +1,12 @@
 /* Steps of keeping DRAM over a restart: the snapshot's bytes, whole and damaged; the directory's
- * files; slots taken before their memory is ready; the policy's order.
- * tests/integration/test_keep.c tests the whole. */
+ * files; slots taken before their memory is ready. tests/unit/index/test_policy.c has the policy's
+ * order; tests/integration/test_keep.c tests the whole. */
 #include "daemon/config/config.h"
 #include "daemon/format/checksum.h"
-#include "daemon/index/policy.h"
 #include "daemon/snapshot/format.h"
 #include "daemon/snapshot/persist.h"
 #include "daemon/snapshot/snapshot.h"
 #include "tests/unit/arena/arena_rig.h"
-#include "tests/unit/index/index_secret.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -369,60 +367,4 @@ Test(kept, where_the_room_ends_the_arena_ends)
     persist_close(k);
     cr_expect_eq(umount(directory), 0);
     directory_remove();
-}
-
-/* ---- the order ---- */
-
-static block_ref seen[64];
-static uint32_t seen_uses[64];
-static unsigned seen_n;
-
-static void see_cb(void *ctx, block_ref ref, uint32_t uses)
-{
-    (void)ctx;
-    seen[seen_n] = ref;
-    seen_uses[seen_n++] = uses;
-}
-
-static unsigned any_cb(void *ctx, block_ref ref)
-{
-    (void)ctx, (void)ref;
-    return POLICY_CANDIDATES;
-}
-
-Test(kept, what_goes_first_goes_first_again)
-{
-    static const uint32_t layers = 1;
-    struct ns_identity id = {"t", "m", "", "d", "l", 16, 32, 1, &layers, 4096, NULL, 0};
-    block_ref refs[40], order[40];
-    uint8_t key[UCM_MAX_KEY_BYTES] = {0};
-    struct index *ix;
-    struct policy *p;
-    struct ns *ns;
-
-    cr_assert_eq(index_new(64, 1, &ix), 0);
-    index_secret_fix(ix);
-    cr_assert_eq(index_ns_open(ix, &id, NULL, &ns, NULL), 0);
-    cr_assert_eq(policy_new(ix, 16, &p), 0);
-    for (unsigned i = 0; i < 40; i++) {
-        key[0] = (uint8_t)i;
-        refs[i] = index_insert(ix, ns, key);
-        policy_insert(p, refs[i]);
-        if (i % 7 == 3)
-            policy_touch(p, &refs[i / 2], 1, &(uint32_t){0});
-    }
-    policy_walk(p, see_cb, NULL);
-    cr_assert_eq(seen_n, 40u);
-    for (unsigned i = 0; i < 40; i++)
-        policy_remove(p, refs[i], false);
-    for (unsigned i = 0; i < 40; i++)
-        policy_restore(p, seen[i], seen_uses[i]);
-    for (unsigned i = 40; i-- > 0;) {
-        order[i] =
-            policy_victim(p, policy_common(p), POLICY_CANDIDATES, any_cb, NULL, &(int64_t){1});
-        policy_remove(p, order[i], true);
-    }
-    cr_expect_eq(memcmp(order, seen, sizeof(order)), 0);
-    policy_free(p);
-    index_free(ix);
 }

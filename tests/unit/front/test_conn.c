@@ -69,18 +69,26 @@ static void close_cb(void *session)
     conn_free(session);
 }
 
-static void connect_peer(void)
+/* Returns the other end of its socket. */
+static int connect_as(unsigned uid, const char *tenant, struct conn **c)
 {
-    struct peer peer = {.uid = 1, .pid = getpid(), .tenant = "t"};
-    struct conn *c;
+    struct peer peer = {.uid = uid, .pid = getpid()};
     struct ucm_error e;
     int fds[2];
 
+    strcpy(peer.tenant, tenant);
     cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
     peer.fd = fds[0];
-    cr_assert_eq(conn_new(rig.front, fds[0], &peer, &c, &e), 0, "%s", e.text);
+    cr_assert_eq(conn_new(rig.front, fds[0], &peer, c, &e), 0, "%s", e.text);
+    return fds[1];
+}
+
+static void connect_peer(void)
+{
+    struct conn *c;
+
+    rig.peer = connect_as(1, "t", &c);
     conn_start(c);
-    rig.peer = fds[1];
 }
 
 static void setup(void)
@@ -167,20 +175,16 @@ Test(conn, without_memory_for_an_answer_the_connection_ends_after_the_call)
 /* teardown checks that nothing counts for it any more. */
 Test(conn, without_a_session_it_ends_at_once)
 {
-    struct peer peer = {.uid = 2, .pid = getpid(), .tenant = "u"};
     struct conn *c = rig.conn;
-    struct ucm_error e;
     char byte;
-    int fds[2];
+    int other;
 
-    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
-    peer.fd = fds[0];
     rig.refuses = true;
-    cr_assert_eq(conn_new(rig.front, fds[0], &peer, &c, &e), 0, "%s", e.text);
+    other = connect_as(2, "u", &c);
     cr_expect_null(c);
-    while (read(fds[1], &byte, 1) != 0)
+    while (read(other, &byte, 1) != 0)
         uv_run(&rig.loop, UV_RUN_NOWAIT);
-    close(fds[1]);
+    close(other);
     cr_expect_not(rig.closed, "the other one stays");
 }
 

@@ -83,12 +83,6 @@ static void child_run(const char *path, int flags, int turn)
         _exit(77);
     if (write(turn, &byte, 1) != 1 || read(turn, &byte, 1) != 1)
         _exit(77);
-    if ((flags & CLONE_NEWPID) && fork() > 0) { /* the child of it is in the namespace */
-        int status;
-
-        wait(&status);
-        _exit(WEXITSTATUS(status));
-    }
     if (connect_to(path) < 0)
         _exit(78);
     _exit(read(hold[0], &byte, 1) == 0 ? 0 : 1);
@@ -167,24 +161,6 @@ Test(place, another_user_namespace_with_all_ids)
     if (!connected(CLONE_NEWUSER, "0 0 4294967295", &place))
         cr_skip_test("this process may not map all ids");
     cr_assert_eq(place, PLACE_USER_NS);
-}
-
-Test(place, another_pid_namespace)
-{
-    enum peer_place place;
-
-    if (!connected(CLONE_NEWPID, NULL, &place))
-        cr_skip_test("only root makes PID namespaces without a user namespace");
-    cr_assert_eq(place, PLACE_CONTAINER);
-}
-
-Test(place, another_mount_namespace_is_here)
-{
-    enum peer_place place;
-
-    if (!connected(CLONE_NEWNS, NULL, &place))
-        cr_skip_test("only root makes mount namespaces");
-    cr_assert_eq(place, PLACE_HERE, "services have mount namespaces, too");
 }
 
 static void next_pid_is(pid_t pid)

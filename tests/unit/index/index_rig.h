@@ -70,12 +70,6 @@ static inline block_ref add(struct ns *ns, uint64_t number)
     return ref;
 }
 
-static inline void remove_all(const block_ref *refs, unsigned n)
-{
-    for (unsigned i = 0; i < n; i++)
-        index_remove(ix, refs[i]);
-}
-
 static inline block_ref find(struct ns *ns, uint64_t number)
 {
     uint8_t key[UCM_MAX_KEY_BYTES];

@@ -20,6 +20,15 @@ static void let_go(uint32_t n)
     }
 }
 
+/* Blocks that NVMe dropped and that came back. */
+static void come_back(uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        admission_first(&a);
+        admission_returned(&a);
+    }
+}
+
 static void hits(uint32_t n)
 {
     admission_hits(&a, n);
@@ -41,15 +50,9 @@ Test(admission_counts, hits_that_would_be_lost_count_against_all_hits)
     hits(100000);
     for (uint32_t i = 0; i < 100; i++)
         admission_unused(&a);
-    for (uint32_t i = 0; i < 500; i++) {
-        admission_first(&a);
-        admission_returned(&a);
-    }
+    come_back(500);
     cr_expect(admission_reused_only(&a), "500 of 100,000");
-    for (uint32_t i = 0; i < 1000; i++) {
-        admission_first(&a);
-        admission_returned(&a);
-    }
+    come_back(1000);
     cr_expect(!admission_reused_only(&a), "1,500 of 100,000");
     hits(200000);
     cr_expect(admission_reused_only(&a), "1,500 of 300,000");

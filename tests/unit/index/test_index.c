@@ -23,7 +23,8 @@ Test(index, a_number_from_before_is_nobodys)
 
     for (unsigned i = 0; i < MANY; i++)
         refs[i] = add(ns, i);
-    remove_all(refs, MANY);
+    for (unsigned i = 0; i < MANY; i++)
+        index_remove(ix, refs[i]);
     other.model = "wide";
     other.parts = 4;
     wide = open_ns(&other);
@@ -221,9 +222,6 @@ Test(index, find_many_stops_at_a_gap_and_leaves_0)
         if (n < 500)
             cr_assert_eq(out[n], UINT32_MAX);
     }
-    index_find_many(ix, ns, keys, 500, false, out);
-    for (uint32_t i = 0; i < 500; i++)
-        cr_assert_eq(out[i], i == 77 ? 0 : find(ns, i));
 }
 
 /* Keys that an attacker who knew the secret would choose. */

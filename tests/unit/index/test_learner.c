@@ -103,7 +103,7 @@ Test(learner, any_size_in_any_order)
 {
     uint64_t r = 88172645463325252u, in_dram = 1;
 
-    for (uint32_t i = 0; i < 2000000; i++) {
+    for (uint32_t i = 0; i < 500000; i++) {
         random_next(&r);
         if (i % 1000 == 0)
             in_dram = r % 3 == 0 ? in_dram / 4 + 1 : in_dram * 2 % (UINT64_C(1) << 26) + 1;

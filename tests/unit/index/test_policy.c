@@ -337,6 +337,41 @@ Test(policy, what_comes_back_leaves_next)
     cr_expect_eq(policy_count(p), 0u);
 }
 
+/* ---- kept over a restart ---- */
+
+static block_ref seen[64];
+static uint32_t seen_uses[64];
+static unsigned seen_n;
+
+static void see_cb(void *ctx, block_ref ref, uint32_t uses)
+{
+    (void)ctx;
+    seen[seen_n] = ref;
+    seen_uses[seen_n++] = uses;
+}
+
+Test(policy, what_goes_first_goes_first_again)
+{
+    block_ref refs[40], order[40];
+
+    for (unsigned i = 0; i < 40; i++) {
+        refs[i] = bring(i);
+        if (i % 7 == 3)
+            policy_touch(p, &refs[i / 2], 1, &outside);
+    }
+    policy_walk(p, see_cb, NULL);
+    cr_assert_eq(seen_n, 40u);
+    for (unsigned i = 0; i < 40; i++)
+        policy_remove(p, refs[i], false);
+    for (unsigned i = 0; i < 40; i++)
+        policy_restore(p, seen[i], seen_uses[i]);
+    for (unsigned i = 40; i-- > 0;) {
+        order[i] = victim(any_cb, NULL, 1);
+        policy_remove(p, order[i], true);
+    }
+    cr_expect_eq(memcmp(order, seen, sizeof(order)), 0);
+}
+
 /* ---- anything in any order ---- */
 
 static block_ref in_dram[N];

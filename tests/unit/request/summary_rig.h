@@ -75,13 +75,6 @@ static inline void written(void)
     }
 }
 
-/* Blocks 1 to n of rig.one in DRAM, not held. */
-static inline void store_base(uint32_t n)
-{
-    for (uint64_t i = 1; i <= n; i++)
-        drop(store(rig.one, i));
-}
-
 static inline uint32_t build(uint64_t first, uint32_t n)
 {
     struct msg_summary_build m = {.ns = derived->id, .keys = chain(first, n)};
@@ -161,15 +154,16 @@ static inline struct msg_select_r selected(uint32_t msgid)
 
 static inline void work(void)
 {
-    while (pool_next())
+    do
         turns_pass();
+    while (pool_next());
 }
 
 static inline uint32_t sequence_of(uint32_t n)
 {
     uint32_t name = open_sequence();
 
-    store_base(n);
+    store_all(rig.one, 1, n);
     append(name, 1, n, true);
     work();
     return name;

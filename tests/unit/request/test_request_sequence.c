@@ -28,7 +28,7 @@ Test(summary_sequence, a_connection_ends_while_its_append_reads)
 
 Test(summary_sequence, a_connection_ends_while_its_append_builds)
 {
-    store_base(3);
+    store_all(rig.one, 1, 3);
     append(open_sequence(), 1, 3, true);
     hang_up();
     cr_expect(door.conn.freed);

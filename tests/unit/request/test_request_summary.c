@@ -6,7 +6,7 @@ TestSuite(summaries, .init = open_all, .fini = close_all);
 
 Test(summaries, a_build_outlives_its_connection)
 {
-    store_base(2);
+    store_all(rig.one, 1, 2);
     drop(store_below(rig.one, 3));
     build(1, 3);
     cr_expect_eq(requests_active(door.requests), 4u, "the request and its builds");
@@ -39,7 +39,7 @@ Test(summaries, evicted_by_name_while_it_is_built)
     uint32_t msgid, chained;
     block_ref ref;
 
-    store_base(1);
+    store_all(rig.one, 1, 1);
     msgid = build(1, 1);
     chained = append(open_sequence(), 1, 1, true);
     ref = find(derived, 1);
@@ -58,7 +58,7 @@ Test(summaries, a_deadline_ends_the_waiting_not_the_build)
     struct msg_summary_build m = {.ns = derived->id, .timeout_ms = 1};
     uint32_t msgid;
 
-    store_base(1);
+    store_all(rig.one, 1, 1);
     m.keys = chain(1, 1);
     msgid = call(UCM_METHOD_SUMMARY_BUILD, &proto_summary_build, &m);
     for (int i = 0; i < 5000 && !answer_of(msgid); i++) {
@@ -96,13 +96,11 @@ Test(summaries, what_is_stored_gets_one_while_somebody_wants_it)
 {
     open_summaries(true);
     open_summaries(true);
-    store_base(2);
-    turns_pass();
+    store_all(rig.one, 1, 2);
     work();
     cr_expect_eq(rig.metrics.summaries_built, 2u);
     drop(store(rig.one, 3));
     hang_up(); /* it waited for an iteration of the event loop */
-    turns_pass();
     work();
     cr_expect_eq(rig.metrics.summaries_built, 2u);
     cr_expect_eq(rig.metrics.summaries_skipped, 1u);
@@ -115,9 +113,8 @@ Test(summaries, what_is_stored_gets_one_while_somebody_wants_it)
 Test(summaries, a_block_that_left_before_its_turn_is_passed_over)
 {
     open_summaries(true);
-    store_base(2);
+    store_all(rig.one, 1, 2);
     cr_expect_eq(cache_evict(rig.cache, find(rig.one, 1), CACHE_ALL), CACHE_EVICT_DONE);
-    turns_pass();
     work();
     cr_expect_eq(rig.metrics.summaries_built, 1u);
     cr_expect_eq(rig.metrics.summaries_skipped, 1u);
@@ -126,7 +123,7 @@ Test(summaries, a_block_that_left_before_its_turn_is_passed_over)
 Test(summaries, a_draining_daemon_begins_none)
 {
     open_summaries(true);
-    store_base(2);
+    store_all(rig.one, 1, 2);
     requests_drain(door.requests);
     drop(store(rig.one, 3));
     turns_pass();
@@ -140,25 +137,17 @@ Test(summaries, builds_end_with_the_daemon)
 {
     uint32_t msgid;
 
-    store_base(2);
-    msgid = build(1, 2);
-    requests_stop_all(door.requests);
-    work();
-    cr_expect_eq(requests_active(door.requests), 0u);
-    cr_expect(statuses(msgid, 2, UCM_BLOCK_CANCELLED, UCM_BLOCK_CANCELLED));
-    cr_expect_eq(rig.metrics.summaries_built, 0u);
-    cr_expect_not(cache_found(rig.cache, find(derived, 1)));
-}
-
-Test(summaries, a_build_that_reads_ends_with_the_daemon)
-{
-    drop(store_below(rig.one, 1));
-    build(1, 1);
+    store_all(rig.one, 1, 2);
+    drop(store_below(rig.one, 3));
+    msgid = build(1, 3);
+    cr_assert_eq(rig.tier.n_pending, 1u, "the third reads");
     requests_stop_all(door.requests);
     fake_next(&rig.tier, 0);
     work();
     cr_expect_eq(requests_active(door.requests), 0u);
+    cr_expect(statuses(msgid, 3, UCM_BLOCK_CANCELLED, UCM_BLOCK_CANCELLED, UCM_BLOCK_CANCELLED));
     cr_expect_eq(rig.metrics.summaries_built, 0u);
+    cr_expect_not(cache_found(rig.cache, find(derived, 1)));
 }
 
 /* ---- sequences ---- */
@@ -168,7 +157,7 @@ Test(summaries, nobody_waits_for_the_end_of_a_hold)
     uint32_t name = open_sequence();
     struct asker a;
 
-    store_base(2);
+    store_all(rig.one, 1, 2);
     build(1, 2);
     work();
     cr_expect_eq(appended(append(name, 1, 2, false)).summaries, 2u);
@@ -213,10 +202,8 @@ TestSuite(summary_tenants, .init = open_two, .fini = close_all);
 
 Test(summary_tenants, take_turns_with_what_they_stored)
 {
-    for (uint64_t i = 1; i <= 20; i++)
-        drop(store(ours, i));
-    for (uint64_t i = 1; i <= 2; i++)
-        drop(store(theirs, i));
+    store_all(ours, 1, 20);
+    store_all(theirs, 1, 2);
     turns_pass();
     for (int i = 0; i < 4; i++)
         cr_assert(pool_next());
@@ -230,8 +217,7 @@ Test(summary_tenants, one_has_three_quarters_of_the_builds)
 {
     const uint32_t most = most_of_tenant(LIMIT_BUILDS);
 
-    for (uint64_t i = 1; i <= most + 8; i++)
-        drop(store(ours, i));
+    store_all(ours, 1, most + 8);
     turns_pass();
     cr_expect_eq(taken(LIMIT_BUILDS), most);
     drop(store(theirs, 1));
@@ -250,8 +236,7 @@ Test(summary_tenants, an_append_waits_for_its_tenants_builds)
     struct msg_sequence r;
     uint32_t asked;
 
-    for (uint64_t i = 1; i <= most; i++)
-        drop(store(ours, i));
+    store_all(ours, 1, most);
     turns_pass();
     retrieval_of(door.requests)->summaries.watchers = 0; /* what comes now is the append's */
     drop(store(ours, most + 1));
@@ -277,8 +262,7 @@ Test(summary_tenants, one_has_three_quarters_of_the_places_to_wait_in)
     drop(store(theirs, 1));
     cr_expect_eq(rig.metrics.summaries_skipped, 5u);
     for (int i = 0; i < 4; i++)
-        turns_pass();
-    work();
+        work();
     cr_expect_eq(summaries_in_dram(their_summaries, 1), 1u);
     cr_expect_eq(rig.metrics.summaries_skipped, most + 5);
     cr_expect(list_empty(&retrieval_of(door.requests)->summaries.turns));

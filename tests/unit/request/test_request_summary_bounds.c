@@ -92,7 +92,7 @@ Test(summary_bounds, a_user_leases_a_part_of_what_there_is)
     struct limit_owner *other = limits_uid(door.limits, "other", 1, false);
 
     become(false);
-    store_base(blocks);
+    store_all(rig.one, 1, blocks);
     name = open_sequence();
     cr_expect_eq(lease_code(1, blocks - 1), 0);
     cr_expect_eq(answer_code(append(name, 1, blocks, false)), 0, "one less than too many");
@@ -172,7 +172,7 @@ Test(summaries_full, a_base_does_not_go_for_its_own_summary)
 {
     uint32_t msgid;
 
-    store_base(3);
+    store_all(rig.one, 1, 3);
     msgid = build(1, 3);
     work();
     cr_expect(statuses(msgid, 3, UCM_BLOCK_OK, UCM_BLOCK_NO_ROOM, UCM_BLOCK_NO_ROOM));
@@ -183,7 +183,7 @@ Test(summaries_full, nor_one_that_an_append_found)
     uint32_t name = open_sequence();
     block_ref ref;
 
-    store_base(2);
+    store_all(rig.one, 1, 2);
     build(2, 1);
     work();
     written();
@@ -203,7 +203,6 @@ Test(summaries_full, what_is_stored_does_not_go_for_its_own_summary)
     for (uint64_t i = 1; i <= 6; i++) {
         drop(store(rig.one, i));
         for (int k = 0; k < 10; k++) {
-            turns_pass();
             work();
             tier_finish();
         }

@@ -45,7 +45,6 @@ Test(summary_quota, a_build_waits_for_its_tenants_own_blocks)
     work();
     cr_expect(statuses(other, 1, UCM_BLOCK_OK), "nobody waits after them");
     put_and_drop(held[1], 0);
-    turns_pass();
     work();
     written();
     work();
@@ -82,7 +81,6 @@ Test(summary_quota, what_is_stored_goes_without_its_summary)
     drop(store(rig.one, 3));
     drop(store(theirs, 1));
     work();
-    turns_pass();
     work();
     cr_expect_eq(rig.metrics.summaries_skipped, skipped + 1);
     cr_expect_eq(rig.metrics.summaries_built, 1u, "the other tenant's");
