@@ -45,12 +45,8 @@ def heading(program, command):
     return " ".join(filter(None, (program.name, command.name, command.words)))
 
 
-def slug(title):
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-
-
 def link(program, command):
-    return f"[{command.name}](#{slug(heading(program, command))})"
+    return f"[{command.name}](#{md.slug(heading(program, command))})"
 
 
 def help_text(text, mark):

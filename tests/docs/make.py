@@ -12,22 +12,17 @@ import commands  # noqa: E402
 import configuration  # noqa: E402
 import lab  # noqa: E402
 import metrics  # noqa: E402
+import methods  # noqa: E402
 import text as md  # noqa: E402
 import words  # noqa: E402
-
-try:
-    import methods  # noqa: E402
-except ModuleNotFoundError:
-    methods = None
 
 
 def texts(build):
     """{page: its text}. Without all programs there is no page of commands."""
-    made = {"docs/configuration.md": configuration.page(), "docs/metrics.md": metrics.page(), "docs/lab/README.md": lab.page()}
+    made = {"docs/configuration.md": configuration.page(), "docs/metrics.md": metrics.page(), "docs/lab/README.md": lab.page(),
+            "docs/methods.md": methods.page()}
     if all((build / name).exists() for name in commands.PROGRAMS):
         made["docs/commands.md"] = commands.page(build)
-    if methods:
-        made["docs/methods.md"] = methods.page()
     return {name: "".join(parts) for name, parts in made.items()}
 
 

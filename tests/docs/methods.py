@@ -236,13 +236,9 @@ class Headers:
 
 # ---- the page ----
 
-def slug(heading):
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
 def linked(text):
     """Names of pages, their sections and enums become links; docs/ is where the page lies."""
-    text = re.sub(r'docs/([\w/-]+\.md), "([^"]+)"', lambda found: f"[{found[2]}]({found[1]}#{slug(found[2])})", text)
+    text = re.sub(r'docs/([\w/-]+\.md), "([^"]+)"', lambda found: f"[{found[2]}]({found[1]}#{md.slug(found[2])})", text)
     text = re.sub(r"docs/([\w/-]+\.md)", lambda found: f"[{found[1].rpartition('/')[2]}]({found[1]})", text)
     return re.sub(r"enum (ucm_\w+)", lambda found: f"[{found[1]}](#{found[1]})", text)
 
@@ -289,14 +285,14 @@ class Page:
         name = self.headers.suffixes[suffix]
         if (word, name) in self.shown:
             first = self.shown[word, name]
-            return f"{word}: [`{first}`](#{slug(first)})'s.\n\n"
+            return f"{word}: [`{first}`](#{md.slug(first)})'s.\n\n"
         self.shown[word, name] = method
         fields, title, included = self.headers.lists[name], word, self.headers.includes.get(name)
         if (word, included) in self.shown:
             first = self.shown[word, included]
             less = [field.name for field in self.headers.lists[self.headers.suffixes[self.headers.table[first][0]]] if field not in fields]
             fields = [field for field in fields if field not in self.headers.lists[included]]
-            title = f"{word}: [`{first}`](#{slug(first)})'s, without {' and '.join(f'`{name}`' for name in less)}; and"
+            title = f"{word}: [`{first}`](#{md.slug(first)})'s, without {' and '.join(f'`{name}`' for name in less)}; and"
         elif included:
             self.shown[word, included] = method
         out = listed(title, self.fields(fields))
@@ -312,7 +308,7 @@ class Page:
             raise Wrong(f"method {method}: its result is a free map: a comment \"Result of {method}.\" lists the fields")
         same = [name for name, other in self.headers.results.items() if other is entries]
         if same[0] != method:
-            return f"Results: [`{same[0]}`](#{slug(same[0])})'s.\n\n"
+            return f"Results: [`{same[0]}`](#{md.slug(same[0])})'s.\n\n"
         out, maps = "", {"Results": {k: v for k, v in entries.items() if not k.startswith("In ")}}
         maps.update({f"In `{k.removeprefix('In ')}`": v for k, v in entries.items() if k.startswith("In ")})
         for title, fields in maps.items():
