@@ -1,5 +1,4 @@
-"""What a program's connections have, as the generator remembers it, and the methods that programs
-call."""
+"""What a program's connections have, as the generator remembers it."""
 
 import zlib
 
@@ -43,7 +42,7 @@ class BlockSequence:
 class Connection:
     def __init__(self, number, tenant):
         self.number, self.tenant = number, tenant
-        self.spaces, self.regions, self.sequences, self.mappings, self.leases, self.pending = [], [], [], [], [], []
+        self.spaces, self.regions, self.sequences, self.mappings, self.leases = [], [], [], [], []
         self.encoded = set()            # (family, spec) that it opened by encoding.open
 
     def of(self, *forms):
@@ -79,12 +78,4 @@ def method_of(op):
 
 TIMED = {"prefetch", "summary.build", "sequence.append", "sequence.prefetch"}  # they take a deadline and a priority
 
-# What act_* and the words above may call: docs/methods.md has the methods, and test_live.py compares.
-METHODS = {
-    "hello", "namespace.open", "region.register", "region.unregister", "region.challenge", "ring.register", "ring.unregister", "lookup", "release",
-    "prefetch", "load", "dump", "cancel", "pin", "unpin", "evict", "stats", "health", "namespace.list", "namespace.purge", "ls",
-    "inspect", "verify", "shared.gc", "trace", "summary.open", "summary.build", "sequence.open", "sequence.append", "sequence.close",
-    "select", "sequence.prefetch", "encoding.open", "mapping.open", "mapping.ref", "mapping.unref", "mapping.release", "mapping.close",
-    "config.reload", "config.get", "bypass", "gather", "lookup_table.open", "load_prefix", "encryption_key.list", "encryption_key.reload", "tenant.list",
-    "tenant.set", "tenant.reset", "events", "events.list", "events.metadata"}
 assert set(ENCODINGS) == {"fp8", "int8", "q4", "lossless"} and TENANTS <= 3
