@@ -1,5 +1,5 @@
-/* Copy agents for tests/integration/encoding_gpu.py, which speaks the protocol by itself. They are
- * the inside of libucmclient_cuda without libucmclient. */
+#include "tests/gpu/copy_agents.h"
+
 #include "client/cuda/copy_agent.h"
 
 #include <fcntl.h>
@@ -8,23 +8,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define VISIBLE __attribute__((visibility("default")))
-
 struct copy_agents_ring {
     struct copy_agent copy_agent;
     struct ucm_staging *shared;
 };
 
-VISIBLE struct copy_agents_ring *copy_agents_open(const uint8_t *uuid, uint64_t entry_bytes,
-                                                  uint32_t entries, uint8_t *ipc, uint64_t *offset,
-                                                  int *fd);
-VISIBLE int copy_agents_prove(struct copy_agents_ring *ring, const uint8_t *nonce);
-VISIBLE void copy_agents_serve(struct copy_agents_ring *ring);
-VISIBLE int copy_agents_region(struct copy_agents_ring *ring, const struct ucm_copy_plane *planes,
-                               uint32_t n_planes, uint32_t blocks,
-                               const struct ucm_encoding_spec *encoding);
-
-/* NULL: there is none. *fd, the shared memory, is the caller's. */
 struct copy_agents_ring *copy_agents_open(const uint8_t *uuid, uint64_t entry_bytes,
                                           uint32_t entries, uint8_t *ipc, uint64_t *offset, int *fd)
 {
@@ -51,19 +39,16 @@ err:
     return NULL;
 }
 
-/* 0 or a CUDA error. */
 int copy_agents_prove(struct copy_agents_ring *ring, const uint8_t *nonce)
 {
     return (int)copy_agent_prove(&ring->copy_agent, nonce);
 }
 
-/* The daemon has answered: orders come from now on. */
 void copy_agents_serve(struct copy_agents_ring *ring)
 {
     copy_agent_serve(&ring->copy_agent, ring->shared);
 }
 
-/* The region's number in orders, or a negative CUDA error. */
 int copy_agents_region(struct copy_agents_ring *ring, const struct ucm_copy_plane *planes,
                        uint32_t n_planes, uint32_t blocks, const struct ucm_encoding_spec *encoding)
 {

@@ -21,11 +21,11 @@ $(call say,NVCC)
 $(Q)$(NVCC) -I. -Iclient/include -O2 $(SM80) $(SM90) $(PTX80) -c $< -o $@
 endef
 # Tests of the device module on a GPU, with workers written in CUDA.
-GPU_SRC    := client/cuda/copy_agent.c client/cuda/copy_agent_encoding.c client/cuda/copy_agent_rope.c client/cuda/context.c tests/gpu/worker_staging.c
+GPU_SRC    := client/cuda/copy_agent.c client/cuda/copy_agent_encoding.c client/cuda/copy_agent_rope.c client/cuda/context.c tests/gpu/copy_agents.c
 GPU_OBJ    := $(GPU_SRC:%.c=$O/obj/%.o) $O/libucmdaemon.a
 GPU_TESTS  := $(patsubst tests/gpu/%.c,$O/gpu/%,$(wildcard tests/gpu/test_*.c))
 
-$O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/worker.h tests/gpu/worker_staging.h
+$O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/worker.h tests/gpu/copy_agents.h
 	$(gpu_compile)
 $O/gpu/test_%: $O/obj/tests/gpu/test_%.o $(addprefix $O/obj/tests/gpu/,harness.o staging.o worker.o) $(GPU_OBJ)
 	$(call gpu_link,$(LINK) $^ $(DAEMON_LIBS) $(GPU_LIBS) $(GPU_RUNTIME))

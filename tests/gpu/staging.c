@@ -2,7 +2,6 @@
 
 #include "daemon/cuda/api.h"
 #include "proto/memory/staging.h"
-#include "tests/gpu/worker_staging.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
+#include "tests/gpu/copy_agents.h"
 #include "tests/gpu/worker.h"
-#include "tests/gpu/worker_staging.h"
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -18,6 +18,7 @@ struct worker {
     cudaStream_t stream;
     cudaEvent_t event;
     volatile unsigned *flag;
+    struct copy_agents_ring *ring;
     int fd;
 };
 
@@ -142,25 +143,30 @@ static cudaError_t release(struct worker *w)
     return r;
 }
 
-static cudaError_t ring(struct worker *w, const struct worker_request *q, struct worker_reply *a)
+static cudaError_t ring_make(struct worker *w, struct worker_reply *a)
 {
-    const struct worker_region *region =
-        (const struct worker_region *)((char *)w->shared + WORKER_SHARED_BYTES - sizeof(*region));
     cudaDeviceProp prop;
-    uint32_t number = 0;
-    int r = 0;
 
-    if (q->op == WORKER_RING) {
-        if (cudaGetDeviceProperties(&prop, 0))
-            return cudaErrorUnknown;
-        r = worker_ring_make((const uint8_t *)prop.uuid.bytes, a->handle, &a->value, &w->fd);
-    } else if (q->op == WORKER_RING_SERVE) {
-        worker_ring_serve();
-    } else {
-        r = w->memory ? worker_ring_region(region, (uint64_t)w->memory, &number) : 1;
-        a->value = number;
-    }
-    return (cudaError_t)r;
+    if (cudaGetDeviceProperties(&prop, 0))
+        return cudaErrorUnknown;
+    w->ring = copy_agents_open((const uint8_t *)prop.uuid.bytes, STAGING_ENTRY_BYTES,
+                               STAGING_ENTRIES, a->handle, &a->value, &w->fd);
+    return w->ring ? (cudaError_t)copy_agents_prove(w->ring, test_nonce) : cudaErrorUnknown;
+}
+
+static cudaError_t ring_region(struct worker *w, struct worker_reply *a)
+{
+    struct worker_region region;
+    int number;
+
+    memcpy(&region, (char *)w->shared + WORKER_SHARED_BYTES - sizeof(region), sizeof(region));
+    if (!w->memory)
+        return cudaErrorInvalidValue;
+    for (uint32_t i = 0; i < region.n_planes; i++)
+        region.planes[i].base += (uint64_t)w->memory;
+    number = copy_agents_region(w->ring, region.planes, region.n_planes, region.blocks, NULL);
+    a->value = (uint64_t)number;
+    return number < 0 ? (cudaError_t)-number : cudaSuccess;
 }
 
 static cudaError_t serve(struct worker *w, const struct worker_request *q, struct worker_reply *a)
@@ -203,9 +209,12 @@ static cudaError_t serve(struct worker *w, const struct worker_request *q, struc
         a->value = free_bytes;
         return r;
     case WORKER_RING:
+        return ring_make(w, a);
     case WORKER_RING_SERVE:
+        copy_agents_serve(w->ring);
+        return cudaSuccess;
     case WORKER_RING_REGION:
-        return ring(w, q, a);
+        return ring_region(w, a);
     }
     return cudaErrorInvalidValue;
 }

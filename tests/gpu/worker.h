@@ -3,9 +3,24 @@
 #ifndef UCM_TESTS_GPU_WORKER_H
 #define UCM_TESTS_GPU_WORKER_H
 
+#include "kernels/copy.h"
+
 #include <stdint.h>
 
 #define WORKER_SHARED_BYTES (1ull << 30) /* of the memory that test and worker share */
+/* Of a worker's ring. */
+#define STAGING_ENTRY_BYTES (16u << 20)
+#define STAGING_ENTRIES 4
+
+/* The nonce of all registrations of the tests. */
+static const uint8_t test_nonce[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+
+/* Planes of a region, at the end of the memory that test and worker share; bases count from the
+ * worker's memory. */
+struct worker_region {
+    uint32_t n_planes, blocks;
+    struct ucm_copy_plane planes[128];
+};
 
 enum worker_op {
     WORKER_HELLO,     /* handle: the GPU's UUID */
