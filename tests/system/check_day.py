@@ -117,11 +117,13 @@ class Day(check_deb.Packages):
         self.until_health("ok")
 
     def upgraded_and_rolled_back(self):
+        config = self.m.read("/etc/ucmd/ucmd.yaml")
         for version in ("second", "first"):
             before = self.property("MainPID")
             self.m.sh(f"dpkg -i /opt/{version}/*.deb")
             self.until_health("ok")
-            self.assertNotEqual(self.property("MainPID"), before)
+            self.assertNotEqual(self.property("MainPID"), before, "the new program runs")
+            self.assertEqual(self.m.read("/etc/ucmd/ucmd.yaml"), config)
             self.load(user="alice")
             self.load(user="carol")
 

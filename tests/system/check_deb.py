@@ -61,18 +61,6 @@ class Packages(Case):
         self.assertEqual(self.m.sh("stat -c %U:%a /var/lib/ucmd 2>/dev/null || echo none").stdout.strip(), "none")
         self.m.sh("python3 -c 'import ucmclient; print(ucmclient.__version__)'")
 
-    def test_an_upgrade_keeps_configuration_and_cache_and_may_be_rolled_back(self):
-        self.start(NVME)
-        self.until_health("ok")
-        self.dump()
-        for version in ("second", "first"):
-            before = self.property("MainPID")
-            self.m.sh(f"dpkg -i /opt/{version}/*.deb")
-            self.until_health("ok")
-            self.assertNotEqual(self.property("MainPID"), before, "the new program runs")
-            self.assertEqual(self.m.read("/etc/ucmd/ucmd.yaml"), NVME)
-            self.load()
-
     def test_what_was_stopped_stays_stopped(self):
         self.start(NVME)
         self.m.run("systemctl", "stop", "ucmd.socket", "ucmd.service")
