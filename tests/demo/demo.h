@@ -37,8 +37,8 @@ struct demo_options {
 
 struct demo_rank {
     _Atomic uint64_t requests, looked_up, hit, hit_dram; /* rank 0 */
-    _Atomic uint64_t loaded, load_bytes, load_ns, lost; /* lost: promised by a lookup, not loaded */
-    _Atomic uint64_t dumped, dump_bytes, dump_ns, not_stored;
+    _Atomic uint64_t load_bytes, load_ns, lost; /* lost: promised by a lookup, not loaded */
+    _Atomic uint64_t dump_bytes, dump_ns, not_stored;
     _Atomic uint64_t differing_bytes, checked_bytes;
     char error[320]; /* written once, before the process exits */
 };

@@ -1,11 +1,11 @@
 #include "tests/demo/demo.h"
 
+#include "client/bench/daemon.h"
 #include "client/bench/gpu.h"
 #include "client/ctl/answer.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -116,22 +116,18 @@ static int make_directory(struct demo *d)
     return 0;
 }
 
-static int remove_cb(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-    (void)st;
-    (void)type;
-    (void)ftw;
-    return remove(path);
-}
-
 static void remove_directory(struct demo *d)
 {
+    int rc = 0;
+
     if (d->directory[0] == '\0')
         return;
     if (d->options.keep)
         printf("kept: %s\n", d->directory);
-    else if (nftw(d->directory, remove_cb, 16, FTW_DEPTH | FTW_PHYS) < 0)
-        fprintf(stderr, "ucm-demo: %s could not be removed: %s\n", d->directory, strerror(errno));
+    else
+        rc = daemon_directory_remove(d->directory);
+    if (rc < 0)
+        fprintf(stderr, "ucm-demo: %s could not be removed: %s\n", d->directory, strerror(-rc));
     d->directory[0] = '\0';
 }
 

@@ -55,7 +55,6 @@ static int load_some(struct rank *r, const uint8_t *keys, uint32_t n)
         return fail(r, r->rig.error);
     r->count->load_ns += clock_ns() - t;
     r->count->load_bytes += moved.ok * r->rig.block_bytes;
-    r->count->loaded += moved.ok;
     r->count->lost += n - moved.ok;
     if (rig_pull(&r->rig) < 0)
         return fail(r, r->rig.error);
@@ -83,7 +82,6 @@ static int dump_some(struct rank *r, const uint8_t *keys, uint32_t n)
         return fail(r, r->rig.error);
     r->count->dump_ns += clock_ns() - t;
     r->count->dump_bytes += moved.ok * r->rig.block_bytes;
-    r->count->dumped += moved.ok;
     r->count->not_stored += moved.no_room + moved.failed + moved.other;
     return 0;
 }

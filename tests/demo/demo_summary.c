@@ -5,8 +5,8 @@
 #include <stdio.h>
 
 struct sum {
-    uint64_t requests, looked_up, hit, hit_dram, loaded, load_bytes, load_ns, lost;
-    uint64_t dumped, dump_bytes, dump_ns, not_stored, differing_bytes, checked_bytes;
+    uint64_t requests, looked_up, hit, hit_dram, load_bytes, load_ns, lost;
+    uint64_t dump_bytes, dump_ns, not_stored, differing_bytes, checked_bytes;
 };
 
 static void add_up(const struct demo *d, struct sum *s)
@@ -20,11 +20,9 @@ static void add_up(const struct demo *d, struct sum *s)
             s->looked_up += r->looked_up;
             s->hit += r->hit;
             s->hit_dram += r->hit_dram;
-            s->loaded += r->loaded;
             s->load_bytes += r->load_bytes;
             s->load_ns += r->load_ns;
             s->lost += r->lost;
-            s->dumped += r->dumped;
             s->dump_bytes += r->dump_bytes;
             s->dump_ns += r->dump_ns;
             s->not_stored += r->not_stored;
