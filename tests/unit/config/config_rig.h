@@ -7,6 +7,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <ftw.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,8 +54,14 @@ static inline int read_text(const char *text)
     return config_read(&c, file, &e);
 }
 
-static inline void set(const char *assignment)
+static inline __attribute__((format(printf, 1, 2))) void set(const char *format, ...)
 {
+    char assignment[512];
+    va_list values;
+
+    va_start(values, format);
+    vsnprintf(assignment, sizeof(assignment), format, values);
+    va_end(values);
     cr_assert_eq(config_set(&c, assignment, &e), 0, "%s", e.text);
 }
 

@@ -384,20 +384,13 @@ Test(config, a_refused_file_leaves_sound_strings)
 
 static struct config_changes changes;
 
-/* The change of this key; fails the test when there is none. */
-static const struct config_change *change_of(const char *key)
-{
-    for (uint32_t i = 0; i < changes.n; i++)
-        if (strcmp(changes.change[i].key, key) == 0)
-            return &changes.change[i];
-    cr_assert_fail("%s is not among the changes", key);
-    return NULL;
-}
-
 static void assert_change(const char *key, bool restart, const char *from, const char *to)
 {
-    const struct config_change *change = change_of(key);
+    const struct config_change *change = changes.change;
 
+    while (change < changes.change + changes.n && strcmp(change->key, key) != 0)
+        change++;
+    cr_assert(change < changes.change + changes.n, "%s is not among the changes", key);
     cr_assert_eq(change->restart, restart, "%s", key);
     cr_assert_str_eq(change->from, from);
     cr_assert_str_eq(change->to, to);

@@ -6,12 +6,8 @@ TestSuite(config_check, .init = setup, .fini = teardown);
 /* A configuration that config_check has nothing against. */
 static void set_sound(void)
 {
-    char text[128];
-
-    snprintf(text, sizeof(text), "socket=%s/ucmd.sock", directory);
-    set(text);
-    snprintf(text, sizeof(text), "nvme.paths=%s", directory);
-    set(text);
+    set("socket=%s/ucmd.sock", directory);
+    set("nvme.paths=%s", directory);
     set("nvme.size=4MiB");
     set("nvme.segment=1MiB");
     set("events.memory=1000KiB");
@@ -50,8 +46,6 @@ Test(config_check, a_check_names_the_line_of_the_file)
 
 Test(config_check, the_sockets_directory)
 {
-    char text[160];
-
     set_sound();
     set("socket=/nowhere/at/all/ucmd.sock");
     check_refused("--set: socket: directory /nowhere/at/all does not exist", "make it");
@@ -59,11 +53,9 @@ Test(config_check, the_sockets_directory)
     cr_assert_eq(config_check(&c, &e), 0, "systemd made the socket: %s", e.text);
     unsetenv("LISTEN_FDS");
     write_bytes("", 0);
-    snprintf(text, sizeof(text), "socket=%s", file);
-    set(text);
+    set("socket=%s", file);
     check_refused("--set: socket: ", "is no socket");
-    snprintf(text, sizeof(text), "socket=%s/ucmd.sock", file);
-    set(text);
+    set("socket=%s/ucmd.sock", file);
     check_refused("--set: socket: ", "is not a directory");
 }
 
@@ -97,32 +89,27 @@ Test(config_check, more_memory_than_the_host_has)
 
 Test(config_check, nvme_directories)
 {
-    char text[200], link[96];
+    char link[96];
 
     set_sound();
     set("nvme.paths=/nowhere");
     check_refused("--set: nvme.paths: directory /nowhere does not exist", "make it");
     write_bytes("", 0);
-    snprintf(text, sizeof(text), "nvme.paths=%s", file);
-    set(text);
+    set("nvme.paths=%s", file);
     check_refused("--set: nvme.paths: ", "is not a directory; set nvme.state");
     snprintf(link, sizeof(link), "%s/link", directory);
     cr_assert_eq(symlink(directory, link), 0);
-    snprintf(text, sizeof(text), "nvme.paths=%s,%s", directory, link);
-    set(text);
+    set("nvme.paths=%s,%s", directory, link);
     check_refused("--set: nvme.paths: ", "are one; name each once");
 }
 
 Test(config_check, nvme_directory_of_somebody_else)
 {
-    char text[96];
-
     if (geteuid() != 0)
         cr_skip_test("needs root");
     set_sound();
     cr_assert_eq(chmod(directory, 0755), 0);
-    snprintf(text, sizeof(text), "socket=/tmp/ucmd.sock");
-    set(text);
+    set("socket=/tmp/ucmd.sock");
     cr_assert_eq(seteuid(65534), 0);
     check_refused("--set: nvme.paths: directory ", "give it to the daemon's user");
     cr_assert_eq(seteuid(0), 0);
@@ -130,7 +117,7 @@ Test(config_check, nvme_directory_of_somebody_else)
 
 Test(config_check, room_for_the_nvme_files)
 {
-    char sub[96], text[256];
+    char sub[96];
 
     set_sound();
     set("nvme.size=16TiB");
@@ -139,8 +126,7 @@ Test(config_check, room_for_the_nvme_files)
     /* Two directories on one file system share its space. */
     snprintf(sub, sizeof(sub), "%s/sub", directory);
     cr_assert_eq(mkdir(sub, 0700), 0);
-    snprintf(text, sizeof(text), "nvme.paths=%s,%s", directory, sub);
-    set(text);
+    set("nvme.paths=%s,%s", directory, sub);
     set("nvme.size=4MiB");
     set("nvme.segment=1MiB");
     cr_assert_eq(config_check(&c, &e), 0, "%s", e.text);

@@ -91,7 +91,7 @@ Test(config_unit, what_lies_below_a_private_directory_comes_into_the_sandbox)
 
 Test(config_unit, no_path_writes_a_setting_of_its_own)
 {
-    set("shared.roots=/srv/100%\"k\\v");
+    set("shared.roots=/srv/100%%\"k\\v");
     check_has("ReadWritePaths=\"-/srv/100%%\\\"k\\\\v\"");
 }
 
