@@ -68,8 +68,10 @@ FAKE_FN int rig_register(struct rig *r, int timeout_ms, struct ucm_region **out)
     return ucm_region_register(r->ns, &spec, timeout_ms, out);
 }
 
-FAKE_FN void rig_up(struct rig *r)
+FAKE_FN void rig_setup(void)
 {
+    struct rig *r = &rig;
+
     memset(r, 0, sizeof *r);
     fake_init(&r->fake);
     fake_up(&r->fake);
@@ -83,13 +85,13 @@ FAKE_FN void rig_up(struct rig *r)
     cr_assert_eq(rig_register(r, -1, &r->region), 0, "%s", ucm_errmsg());
 }
 
-FAKE_FN void rig_down(struct rig *r)
+FAKE_FN void rig_teardown(void)
 {
-    ucm_close(r->client);
-    fake_down(&r->fake);
-    fake_close(&r->fake);
-    munmap(r->memory, 65536);
-    close(r->fd);
+    ucm_close(rig.client);
+    fake_down(&rig.fake);
+    fake_close(&rig.fake);
+    munmap(rig.memory, 65536);
+    close(rig.fd);
 }
 
 /* A lookup of one key: found. */
@@ -214,16 +216,6 @@ FAKE_FN void rig_expect_fds(int n, const char *when)
     cr_expect_leq(rig_open_fds(), n, "descriptors leak: %s", when);
 }
 
-FAKE_FN void rig_setup(void)
-{
-    rig_up(&rig);
-}
-
-FAKE_FN void rig_teardown(void)
-{
-    rig_down(&rig);
-}
-
 /* The first load that is held. */
 FAKE_FN struct ucm_task *rig_load_held(uint32_t n_keys)
 {
@@ -236,17 +228,16 @@ FAKE_FN struct ucm_task *rig_load_held(uint32_t n_keys)
 }
 
 /* Reports layers of the load that is held at that place. */
-FAKE_FN void rig_tell_layers(struct rig *r, unsigned held, uint32_t layers, const uint8_t *status,
-                             uint32_t n)
+FAKE_FN void rig_tell_layers(unsigned held, uint32_t layers, const uint8_t *status, uint32_t n)
 {
     struct msg_progress m = {
-        .msgid = FAKE_GET(&r->fake, held[held].msgid), .layers = layers, .status = {status, n}};
+        .msgid = FAKE_GET(&rig.fake, held[held].msgid), .layers = layers, .status = {status, n}};
     struct proto_buf b;
     struct ucm_error e;
 
     proto_buf_init(&b, 4096);
     cr_assert_eq(proto_notification(&b, UCM_PROGRESS, &proto_progress, &m, &e), 0);
-    fake_raw(&r->fake, (int)FAKE_GET(&r->fake, held[held].conn), b.p, b.n);
+    fake_raw(&rig.fake, (int)FAKE_GET(&rig.fake, held[held].conn), b.p, b.n);
     proto_buf_free(&b);
 }
 

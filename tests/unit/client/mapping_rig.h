@@ -79,33 +79,6 @@ FAKE_FN uint8_t *mapping_slot(uint32_t block)
     return win.memory[block / MAPPING_SLOTS] + block % MAPPING_SLOTS * MAPPING_SLOT_BYTES;
 }
 
-FAKE_FN void mapping_make(void)
-{
-    win.table = rig_memfd(mapping_table_bytes(), true, (void **)&win.header);
-    memcpy(win.header->magic, UCM_MAPPING_MAGIC, 8);
-    win.header->version = UCM_MAPPING_VERSION;
-    win.header->slot_align = UCM_MAPPING_ALIGN;
-    win.header->slab_bytes = MAPPING_SLAB_BYTES;
-    win.header->slabs = MAPPING_SLABS;
-    win.header->slots_per_slab = MAPPING_SLAB_BYTES / UCM_MAPPING_ALIGN;
-    for (uint32_t i = 0; i < MAPPING_SLABS; i++)
-        win.slabs[i] = rig_memfd(MAPPING_SLAB_BYTES, true, (void **)&win.memory[i]);
-    for (uint32_t b = 0; b < MAPPING_BLOCKS; b++) {
-        memset(mapping_slot(b), (int)b, MAPPING_SLOT_BYTES);
-        atomic_store(mapping_seq(b), 2 * (uint64_t)(b + 1));
-    }
-}
-
-FAKE_FN void mapping_unmake(void)
-{
-    munmap(win.header, mapping_table_bytes());
-    close(win.table);
-    for (uint32_t i = 0; i < MAPPING_SLABS; i++) {
-        munmap(win.memory[i], MAPPING_SLAB_BYTES);
-        close(win.slabs[i]);
-    }
-}
-
 FAKE_FN void mapping_answer_open(struct fake *f, int conn, uint32_t msgid)
 {
     struct msg_mapping_open_r r = {.slab_bytes = MAPPING_SLAB_BYTES,
@@ -259,15 +232,32 @@ FAKE_FN void mapping_up(void)
 {
     memset(&win, 0, sizeof win);
     win.most_granted = UCM_MAX_FRAME_FDS;
-    mapping_make();
+    win.table = rig_memfd(mapping_table_bytes(), true, (void **)&win.header);
+    memcpy(win.header->magic, UCM_MAPPING_MAGIC, 8);
+    win.header->version = UCM_MAPPING_VERSION;
+    win.header->slot_align = UCM_MAPPING_ALIGN;
+    win.header->slab_bytes = MAPPING_SLAB_BYTES;
+    win.header->slabs = MAPPING_SLABS;
+    win.header->slots_per_slab = MAPPING_SLAB_BYTES / UCM_MAPPING_ALIGN;
+    for (uint32_t i = 0; i < MAPPING_SLABS; i++)
+        win.slabs[i] = rig_memfd(MAPPING_SLAB_BYTES, true, (void **)&win.memory[i]);
+    for (uint32_t b = 0; b < MAPPING_BLOCKS; b++) {
+        memset(mapping_slot(b), (int)b, MAPPING_SLOT_BYTES);
+        atomic_store(mapping_seq(b), 2 * (uint64_t)(b + 1));
+    }
     sparse_up();
     rig.fake.hook = mapping_hook;
 }
 
 FAKE_FN void mapping_down(void)
 {
-    rig_down(&rig);
-    mapping_unmake();
+    rig_teardown();
+    munmap(win.header, mapping_table_bytes());
+    close(win.table);
+    for (uint32_t i = 0; i < MAPPING_SLABS; i++) {
+        munmap(win.memory[i], MAPPING_SLAB_BYTES);
+        close(win.slabs[i]);
+    }
 }
 
 /* The daemon's notification, on the only connection. */

@@ -224,7 +224,7 @@ FAKE_FN void sparse_up(void)
     memset(&sparse, 0, sizeof sparse);
     sparse.cached = UCM_SEQUENCE_BLOCKS_MAX;
     sparse.chosen = 2;
-    rig_up(&rig);
+    rig_setup();
     rig.fake.hook = sparse_hook;
     cr_assert_eq(ucm_sparse_summary_bytes(&summary, &sparse.summary_bytes), 0, "%s", ucm_errmsg());
     cr_assert_eq(ucm_sparse_summary_open(rig.ns, &summary, 0, -1, &summaries), 0, "%s",

@@ -39,7 +39,7 @@ static struct ucm_encoded_form form(void)
 
 static void setup(void)
 {
-    rig_up(&rig);
+    rig_setup();
     rig.fake.hook = hook;
 }
 

@@ -10,34 +10,29 @@ static struct {
     bool short_of_one, pool; /* pool: of the last registration */
 } seen;
 
-static void note_pool(struct fake *f, struct proto_envelope *env)
-{
-    union proto_any m;
-    struct ucm_error e;
-
-    cr_assert_eq(proto_decode(&proto_region_register, env, &m, &e), 0, "%s", e.text);
-    FAKE_SET(f, seen.pool, m.region_register.block_pool);
-}
-
 static bool gather_hook(struct fake *f, int conn, int method, struct proto_envelope *env)
 {
     static const uint8_t status[UCM_GATHER_ITEMS_MAX] = {UCM_BLOCK_OK, UCM_BLOCK_MISS};
     struct msg_gather_r r = {.bytes = 4096};
-    struct msg_gather m;
+    union proto_any m;
     struct ucm_error e;
     bool known;
+    uint32_t n;
 
-    if (method == UCM_METHOD_REGION_REGISTER)
-        note_pool(f, env);
-    if (method != UCM_METHOD_GATHER)
+    if (method != UCM_METHOD_GATHER && method != UCM_METHOD_REGION_REGISTER)
         return sparse_hook(f, conn, method, env);
-    cr_assert_eq(proto_decode(&proto_gather, env, &m, &e), 0, "%s", e.text);
+    cr_assert_eq(proto_decode(proto_methods[method].params, env, &m, &e), 0, "%s", e.text);
+    if (method == UCM_METHOD_REGION_REGISTER) {
+        FAKE_SET(f, seen.pool, m.region_register.block_pool);
+        return false;
+    }
+    n = m.gather.items.n;
     pthread_mutex_lock(&f->lock);
-    seen.m = m;
-    memcpy(seen.items, m.items.p, m.items.n < sizeof seen.items ? m.items.n : sizeof seen.items);
-    known = m.sequence == 0 || sparse_sequence((uint32_t)m.sequence, conn) >= 0;
+    seen.m = m.gather;
+    memcpy(seen.items, m.gather.items.p, n < sizeof seen.items ? n : sizeof seen.items);
+    known = seen.m.sequence == 0 || sparse_sequence((uint32_t)seen.m.sequence, conn) >= 0;
     pthread_mutex_unlock(&f->lock);
-    r.status = (struct proto_bin){status, m.items.n / UCM_GATHER_ITEM_BYTES - seen.short_of_one};
+    r.status = (struct proto_bin){status, n / UCM_GATHER_ITEM_BYTES - seen.short_of_one};
     sparse_reply(f, conn, env->msgid, known, &proto_gather_r, &r);
     return true;
 }

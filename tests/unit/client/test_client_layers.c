@@ -3,7 +3,7 @@
 
 static void setup(void)
 {
-    rig_up(&rig);
+    rig_setup();
     rig.fake.hook = rig_hold_loads;
 }
 
@@ -20,11 +20,6 @@ static struct ucm_task *load_in_steps(uint32_t step)
     return task;
 }
 
-static void report(uint32_t layers, const uint8_t *status, uint32_t n)
-{
-    rig_tell_layers(&rig, 0, layers, status, n);
-}
-
 Test(client_layers, land_one_after_another)
 {
     static const uint8_t missed[3] = {UCM_BLOCK_OK, UCM_BLOCK_MISS, UCM_BLOCK_OK};
@@ -36,11 +31,11 @@ Test(client_layers, land_one_after_another)
     cr_expect_eq(ucm_task_wait_layers(task, 1, 0, result), -UCM_EDEADLINE);
     cr_expect_eq(ucm_task_wait_layers(task, 1, 20, result), -UCM_EDEADLINE);
     cr_expect_eq(result[1], 9, "untouched");
-    report(1, missed, 3);
+    rig_tell_layers(0, 1, missed, 3);
     cr_expect_eq(ucm_task_wait_layers(task, 1, -1, result), 0, "%s", ucm_errmsg());
     cr_expect_arr_eq(result, missed, 3);
     cr_expect_eq(ucm_task_check(task, &whole), -UCM_EPENDING);
-    report(7, NULL, 0);
+    rig_tell_layers(0, 7, NULL, 0);
     cr_expect_eq(ucm_task_wait_layers(task, 5, -1, result), 0);
     cr_expect_arr_eq(result, missed, 3, "as reported before");
     fake_answer_held(&rig.fake, 0, UCM_BLOCK_OK);
@@ -57,7 +52,7 @@ Test(client_layers, the_descriptor_tells_of_them)
     int fd = ucm_fd(rig.client);
     struct pollfd p = {.fd = fd, .events = POLLIN};
 
-    report(1, NULL, 0);
+    rig_tell_layers(0, 1, NULL, 0);
     cr_expect_eq(poll(&p, 1, 20000), 1);
     cr_expect_eq(ucm_process(rig.client), 0, "no task is done");
     cr_expect_eq(ucm_task_wait_layers(task, 1, 0, NULL), 0);
@@ -67,7 +62,7 @@ Test(client_layers, the_descriptor_tells_of_them)
 Test(client_layers, of_a_freed_task_are_dropped)
 {
     ucm_task_free(load_in_steps(1));
-    report(1, NULL, 0);
+    rig_tell_layers(0, 1, NULL, 0);
     cr_expect_eq(rig_lookup(&rig, -1), 0);
     cr_expect_eq(ucm_connection_epoch(rig.client), 1);
 }
@@ -85,8 +80,8 @@ Test(client_layers, that_go_back_break_the_connection)
 {
     struct ucm_task *task = load_in_steps(1);
 
-    report(2, NULL, 0);
-    report(2, NULL, 0);
+    rig_tell_layers(0, 2, NULL, 0);
+    rig_tell_layers(0, 2, NULL, 0);
     assert_broken(task);
 }
 
@@ -94,7 +89,7 @@ Test(client_layers, of_other_blocks_break_the_connection)
 {
     struct ucm_task *task = load_in_steps(1);
 
-    report(1, (const uint8_t[2]){0, 0}, 2);
+    rig_tell_layers(0, 1, (const uint8_t[2]){0, 0}, 2);
     assert_broken(task);
 }
 
@@ -102,7 +97,7 @@ Test(client_layers, that_nobody_asked_for_break_the_connection)
 {
     struct ucm_task *task = load_in_steps(0);
 
-    report(1, NULL, 0);
+    rig_tell_layers(0, 1, NULL, 0);
     assert_broken(task);
 }
 

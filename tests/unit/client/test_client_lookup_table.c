@@ -31,25 +31,6 @@ static struct {
     uint64_t beat_ms; /* when the client mapped the table last */
 } own;
 
-static void table_new(void)
-{
-    own.fd = rig_memfd(BYTES, true, (void **)&own.header);
-    own.bucket = (void *)((uint8_t *)own.header + UCM_LOOKUP_TABLE_HEADER_BYTES);
-    memcpy(own.header->magic, UCM_LOOKUP_TABLE_MAGIC, 8);
-    own.header->version = UCM_LOOKUP_TABLE_VERSION;
-    own.header->key_bytes = 16;
-    own.header->buckets = BUCKETS;
-    own.header->seed = 99;
-    atomic_store(&own.header->state, UCM_LOOKUP_TABLE_LIVE);
-    atomic_store(&own.header->beat_ms, (uint64_t)fake_now_ms());
-}
-
-static void table_free(void)
-{
-    munmap(own.header, BYTES);
-    close(own.fd);
-}
-
 static void set(unsigned key, uint64_t tier)
 {
     (void)ucm_lookup_table_set(own.bucket, BUCKETS - 1,
@@ -92,15 +73,24 @@ static bool hook(struct fake *f, int conn, int method, struct proto_envelope *en
 static void up(void)
 {
     memset(&own, 0, sizeof own);
-    table_new();
-    rig_up(&rig);
+    own.fd = rig_memfd(BYTES, true, (void **)&own.header);
+    own.bucket = (void *)((uint8_t *)own.header + UCM_LOOKUP_TABLE_HEADER_BYTES);
+    memcpy(own.header->magic, UCM_LOOKUP_TABLE_MAGIC, 8);
+    own.header->version = UCM_LOOKUP_TABLE_VERSION;
+    own.header->key_bytes = 16;
+    own.header->buckets = BUCKETS;
+    own.header->seed = 99;
+    atomic_store(&own.header->state, UCM_LOOKUP_TABLE_LIVE);
+    atomic_store(&own.header->beat_ms, (uint64_t)fake_now_ms());
+    rig_setup();
     rig.fake.hook = hook;
 }
 
 static void down(void)
 {
-    rig_down(&rig);
-    table_free();
+    rig_teardown();
+    munmap(own.header, BYTES);
+    close(own.fd);
 }
 
 TestSuite(client_lookup_table, .init = up, .fini = down);

@@ -92,7 +92,7 @@ static int ipc_register(struct ucm_namespace *ns, uint32_t n, ucm_prove_cb prove
 
 static void setup(void)
 {
-    rig_up(&rig);
+    rig_setup();
     ucm_close(rig.client);
     memset(memory, OWN, sizeof memory);
     rig.client = rig_connect(&rig.fake);
@@ -102,7 +102,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    rig_down(&rig);
+    rig_teardown();
     cr_expect(own());
 }
 

@@ -192,14 +192,6 @@ Test(sparse_local, mass_without_a_beta_takes_the_summaries)
     }
 }
 
-static uint16_t bf16(float x)
-{
-    uint32_t u;
-
-    memcpy(&u, &x, 4);
-    return (uint16_t)(u >> 16);
-}
-
 Test(sparse_local, a_query_of_16_bits_at_any_address)
 {
     struct ucm_sparse_summary d = summary_of(UCM_SPARSE_BOX);
@@ -209,10 +201,11 @@ Test(sparse_local, a_query_of_16_bits_at_any_address)
     uint8_t half[2 * Q_HEADS * DIM * 2 + 1];
 
     for (int i = 0; i < 2 * Q_HEADS * DIM; i++) {
-        uint16_t h = bf16(((float *)q)[i]);
-        uint32_t u = (uint32_t)h << 16;
+        uint32_t u;
 
-        memcpy(half + 1 + 2 * i, &h, 2);
+        memcpy(&u, (float *)q + i, 4);
+        memcpy(half + 1 + 2 * i, (uint8_t *)&u + 2, 2); /* the upper half is bf16 */
+        u &= 0xffff0000;
         memcpy(&wide[i], &u, 4);
     }
     cr_assert_eq(ucm_sparse_score_local(&d, &score, &blocks, half + 1, UCM_SPARSE_BF16, a, BLOCKS),

@@ -41,14 +41,14 @@ static int ring_register(int timeout_ms, struct ucm_ring_registration **out,
 
 static void setup(void)
 {
-    rig_up(&rig);
+    rig_setup();
     cr_assert_eq(ring_register(-1, &ring, &memory), 0, "%s", ucm_errmsg());
 }
 
 static void teardown(void)
 {
     ucm_ring_free(ring);
-    rig_down(&rig);
+    rig_teardown();
 }
 
 TestSuite(client_staging, .init = setup, .fini = teardown, .timeout = 60);

@@ -10,14 +10,14 @@ static void setup(void)
 {
     uint8_t uuid[16];
 
-    rig_up(&rig);
+    rig_setup();
     fake_cuda_uuid(0, uuid);
     cr_assert_eq(ucm_cuda_open(rig.client, uuid, NULL, -1, &cuda), 0, "%s", ucm_cuda_errmsg());
 }
 
 static void teardown(void)
 {
-    rig_down(&rig);
+    rig_teardown();
     cr_expect_eq(fake_cuda_left(), 0, "all is freed");
 }
 

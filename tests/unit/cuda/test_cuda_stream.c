@@ -18,7 +18,7 @@ static void setup(void)
 {
     uint8_t uuid[16];
 
-    rig_up(&rig);
+    rig_setup();
     rig.fake.hook = rig_hold_loads;
     left_before = fake_cuda_left();
     fake_cuda_uuid(0, uuid);
@@ -31,7 +31,7 @@ static void teardown(void)
     cr_expect_eq(ucm_cuda_close(cuda, -1), 0);
     cr_expect_eq(cuStreamDestroy(stream), CUDA_SUCCESS);
     cr_expect_eq(fake_cuda_left(), left_before, "all is freed");
-    rig_down(&rig);
+    rig_teardown();
 }
 
 TestSuite(cuda_stream, .init = setup, .fini = teardown, .timeout = 60);
@@ -70,7 +70,7 @@ static void layer_read(uint32_t layer, void *out)
 static void layer_land(unsigned held, uint32_t layer, int byte)
 {
     memset((uint8_t *)rig.memory + layer * LAYER_BYTES, byte, LAYER_BYTES);
-    rig_tell_layers(&rig, held, layer + 1, NULL, 0);
+    rig_tell_layers(held, layer + 1, NULL, 0);
 }
 
 static bool parked(CUstream s)
@@ -157,9 +157,9 @@ Test(cuda_stream, waits_for_tasks_that_end_in_another_order)
     await(second, 2, stream, NEVER_MS);
     await(second, 1, other, NEVER_MS);
     expect_parked(other);
-    rig_tell_layers(&rig, 1, 1, NULL, 0);
+    rig_tell_layers(1, 1, NULL, 0);
     expect_free(other);
-    rig_tell_layers(&rig, 1, 2, NULL, 0);
+    rig_tell_layers(1, 2, NULL, 0);
     expect_parked(stream);
     fake_answer_held(&rig.fake, 0, UCM_BLOCK_OK);
     expect_free(stream);
@@ -184,7 +184,7 @@ Test(cuda_stream, leaves_the_result_to_who_waits_for_it)
     await(task, 1, stream, NEVER_MS);
     cr_assert_eq(pthread_create(&waiter, NULL, waiter_run, task), 0);
     expect_parked(stream);
-    rig_tell_layers(&rig, 0, 1, NULL, 0);
+    rig_tell_layers(0, 1, NULL, 0);
     expect_free(stream);
     fake_answer_held(&rig.fake, 0, UCM_BLOCK_OK);
     pthread_join(waiter, NULL);
@@ -271,7 +271,7 @@ Test(cuda_stream, goes_on_at_its_deadline_and_that_is_told)
     expect_free(late);
     cr_expect_geq(fake_now_ms() - begun, 50);
     cr_expect(parked(stream));
-    rig_tell_layers(&rig, 0, 2, NULL, 0);
+    rig_tell_layers(0, 2, NULL, 0);
     expect_free(stream);
     cr_assert_eq(cuStreamDestroy(late), CUDA_SUCCESS);
     fake_answer_held(&rig.fake, 0, UCM_BLOCK_OK);
@@ -313,7 +313,7 @@ Test(cuda_stream, waits_are_bounded_and_free_again)
     cr_expect_eq(ucm_cuda_stream_wait(cuda, task, 1, stream, NEVER_MS), -UCM_EBUSY);
     cr_expect(strstr(ucm_cuda_errmsg(), "256") != NULL, "%s", ucm_cuda_errmsg());
     expect_parked(stream);
-    rig_tell_layers(&rig, 0, 2, NULL, 0);
+    rig_tell_layers(0, 2, NULL, 0);
     expect_free(stream);
     cr_expect_eq(ucm_cuda_stream_wait(cuda, task, UINT32_MAX, stream, 0), 0, "half are free again");
     expect_free(stream);
@@ -323,7 +323,7 @@ Test(cuda_stream, waits_are_bounded_and_free_again)
     for (unsigned i = 0; i < STREAM_WAITS; i++)
         await(task, 1, stream, NEVER_MS);
     expect_parked(stream);
-    rig_tell_layers(&rig, 1, 1, NULL, 0);
+    rig_tell_layers(1, 1, NULL, 0);
     expect_free(stream);
     end(task, 0);
 }
@@ -341,7 +341,7 @@ Test(cuda_stream, passes_waits_that_ended_before_it_came)
         end(task, 0);
     }
     cr_expect(parked(stream));
-    rig_tell_layers(&rig, 0, 1, NULL, 0);
+    rig_tell_layers(0, 1, NULL, 0);
     expect_free(stream);
     end(gate, 0);
 }
