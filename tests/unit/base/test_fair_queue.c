@@ -1,6 +1,7 @@
 #include "daemon/base/fair.h"
 
 #include <criterion/criterion.h>
+#include <math.h>
 #include <string.h>
 
 #define MIB (1ull << 20)
@@ -84,6 +85,45 @@ Test(fair_queue, what_cannot_go_lets_others_pass)
     list_remove(&node[2]);
     cr_assert_null(fair_queue_first(&q), "what was taken out without a word is no turn of anybody");
     cr_assert_eq(q.fair.n, 0);
+}
+
+static struct fair_who weighed(uint32_t i)
+{
+    return (struct fair_who){.tenant = i + 1, .weight = 100 + i % 7 * 50};
+}
+
+/* As many tenants as there are lanes all want more than they get. Each gets its part. */
+Test(fair_queue, each_of_all_lanes_has_its_part)
+{
+    enum { TENANTS = FAIR_LANES - 1, ROUNDS = 40 };
+    static struct list node[TENANTS];
+    static uint64_t had[TENANTS];
+    uint64_t all = 0, weights = 0;
+
+    memset(&q, 0, sizeof(q));
+    fair_queue_init(&q, 0);
+    for (uint32_t i = 0; i < TENANTS; i++) {
+        struct fair_who t = weighed(i);
+
+        weights += t.weight;
+        fair_queue_push(&q, &t, 0, &node[i], false);
+    }
+    for (unsigned n = 0; n < ROUNDS * TENANTS; n++) {
+        uint32_t i = (uint32_t)(fair_queue_first(&q) - node);
+        struct fair_who t = weighed(i);
+
+        fair_queue_charge(&q, &t, 4096, NULL);
+        had[i] += 4096;
+        all += 4096;
+    }
+    for (uint32_t i = 0; i < TENANTS; i++) {
+        double due = (double)all * weighed(i).weight / (double)weights;
+
+        cr_assert(fabs((double)had[i] - due) <= 0.1 * due + 4096, "tenant %u: %lu of %f", i + 1,
+                  (unsigned long)had[i], due);
+        list_remove(&node[i]);
+    }
+    cr_assert_null(fair_queue_first(&q));
 }
 
 /* More tenants than lanes: none is lost, and none shares the daemon's own lane. */

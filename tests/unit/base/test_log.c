@@ -224,26 +224,21 @@ Test(log, lines_of_threads_do_not_mix)
 
 /* ---- the thread that writes ---- */
 
-/* Standard error is a pipe of one page from now on; its other end. */
-static int pipe_made(void)
+/* Its standard error is a pipe of one page. */
+static void ends_with_its_last_line(void (*end)(void))
 {
-    int fd[2];
+    int status, fd[2];
+    char line[2048];
+    pid_t child;
+    FILE *in;
 
     cr_assert_eq(pipe(fd), 0);
     cr_assert_geq(fcntl(fd[1], F_SETPIPE_SZ, 4096), 4096);
     saved_fd = dup(STDERR_FILENO);
     dup2(fd[1], STDERR_FILENO);
     close(fd[1]);
-    return fd[0];
-}
-
-static void ends_with_its_last_line(void (*end)(void))
-{
-    int status;
-    FILE *in = fdopen(pipe_made(), "r");
-    char line[2048];
-    pid_t child = fork();
-
+    in = fdopen(fd[0], "r");
+    child = fork();
     if (child == 0) {
         log_start();
         log_error("a", "last", "");

@@ -13,36 +13,26 @@
 #define CORPUS "tests/fuzz/corpus/proto"
 #define LIMIT (4u << 20)
 
-static void write_file(const char *path, const uint8_t *p, size_t n)
-{
-    FILE *f = fopen(path, "wb");
-
-    cr_assert_not_null(f, "%s: %s", path, strerror(errno));
-    cr_assert_eq(fwrite(p, 1, n, f), n);
-    cr_assert_eq(fclose(f), 0);
-}
-
-static void compare_file(const char *path, const uint8_t *p, size_t n)
-{
-    uint8_t read[4096];
-    FILE *f = fopen(path, "rb");
-
-    cr_assert_not_null(f, "%s: %s; UCM_WRITE_CORPUS=1 writes the seeds anew", path,
-                       strerror(errno));
-    cr_assert_eq(fread(read, 1, sizeof(read), f), n, "%s is stale", path);
-    cr_assert_arr_eq(read, p, n, "%s is stale; UCM_WRITE_CORPUS=1 writes the seeds anew", path);
-    fclose(f);
-}
-
 static void seed(const char *method, const char *kind, struct proto_buf *b)
 {
+    const uint8_t *p = b->p + PROTO_HEADER_BYTES;
+    size_t n = b->n - PROTO_HEADER_BYTES;
+    bool write = getenv("UCM_WRITE_CORPUS");
+    uint8_t read[4096];
     char path[128];
+    FILE *f;
 
     snprintf(path, sizeof(path), CORPUS "/%s.%s", method, kind);
-    if (getenv("UCM_WRITE_CORPUS"))
-        write_file(path, b->p + PROTO_HEADER_BYTES, b->n - PROTO_HEADER_BYTES);
-    else
-        compare_file(path, b->p + PROTO_HEADER_BYTES, b->n - PROTO_HEADER_BYTES);
+    f = fopen(path, write ? "wb" : "rb");
+    cr_assert_not_null(f, "%s: %s; UCM_WRITE_CORPUS=1 writes the seeds anew", path,
+                       strerror(errno));
+    if (write) {
+        cr_assert_eq(fwrite(p, 1, n, f), n);
+    } else {
+        cr_assert_eq(fread(read, 1, sizeof(read), f), n, "%s is stale", path);
+        cr_assert_arr_eq(read, p, n, "%s is stale; UCM_WRITE_CORPUS=1 writes the seeds anew", path);
+    }
+    cr_assert_eq(fclose(f), 0);
     b->n = 0;
 }
 

@@ -343,21 +343,13 @@ Test(proto_frame, foreign_error_texts_are_cut_and_cleaned)
 Test(proto_frame, memory_is_bounded_by_the_values)
 {
     uint8_t *p = nils(60000), *frame = malloc(60100);
-    size_t before, after, n = 0;
+    size_t before, after;
     struct opening o;
 
-    frame[n++] = 0x94;
-    frame[n++] = 0x00;
-    frame[n++] = 0x01;
-    frame[n++] = 0xa1;
-    frame[n++] = 'x';
-    frame[n++] = 0x81;
-    frame[n++] = 0xa1;
-    frame[n++] = 'y';
-    memcpy(frame + n, p, 60005);
-    n += 60005;
+    memcpy(frame, "\x94\x00\x01\xa1x\x81\xa1y", 8);
+    memcpy(frame + 8, p, 60005);
     before = mallinfo2().uordblks + mallinfo2().hblkhd;
-    o = open_bytes(frame, n);
+    o = open_bytes(frame, 8 + 60005);
     cr_assert_eq(o.rc, 0, "%s", o.error.text);
     after = mallinfo2().uordblks + mallinfo2().hblkhd;
     cr_assert_leq(after - before, 60000 * 100);

@@ -207,13 +207,4 @@ static inline float *rig_normals(uint64_t n, float size)
     return x;
 }
 
-static inline float rig_abs_sum(const float *q, uint32_t n)
-{
-    float sum = 0;
-
-    for (uint32_t c = 0; c < n; c++)
-        sum += fabsf(q[c]);
-    return sum;
-}
-
 #endif

@@ -25,11 +25,6 @@ static int naive_order(const void *a, const void *b)
     return vx != vy ? (vx < vy ? 1 : -1) : x < y ? -1 : 1;
 }
 
-static bool in_window(const struct ucm_choose_spec *spec, uint32_t n, uint32_t b)
-{
-    return b < spec->sink_blocks || n - b <= spec->recent_blocks;
-}
-
 static uint32_t naive_k(const struct ucm_choose_spec *spec, uint32_t n)
 {
     uint64_t k = (uint64_t)floor(n * spec->sparse_ratio);
@@ -74,7 +69,7 @@ static void naive_choose(const struct ucm_choose_spec *spec, const float *scores
     k = k < room ? k : room;
     for (uint32_t b = 0; b < n; b++) {
         order[b] = b;
-        in[b] = taken < room && in_window(spec, n, b);
+        in[b] = taken < room && (b < spec->sink_blocks || n - b <= spec->recent_blocks);
         taken += in[b];
         have += in[b] ? w[b] : 0;
     }

@@ -203,45 +203,33 @@ static void layer_head_of_both(struct model *m, struct ucm_entries *s, unsigned 
     compare(m, s);
 }
 
-static void leave_both(struct model *m, struct ucm_entries *s, int request)
-{
-    for (uint32_t i = 0; i < ENTRIES; i++)
-        if (m->place[i].request == request)
-            m->place[i].request = NOBODY;
-    m->floor[request] = 0;
-    ucm_entries_leave(s, (uint32_t)request);
-}
-
-static void enter_both(struct model *m, struct ucm_entries *s, int request, int floor)
-{
-    int sum = floor;
-
-    for (uint32_t r = 0; r < REQUESTS; r++)
-        sum += m->floor[r];
-    cr_assert_eq(ucm_entries_enter(s, (uint32_t)request, (uint32_t)floor) == 0,
-                 sum <= (int)ENTRIES);
-    if (sum <= (int)ENTRIES)
-        m->floor[request] = floor;
-}
-
-static void forget_both(struct model *m, struct ucm_entries *s, uint32_t number)
-{
-    for (uint32_t i = 0; i < ENTRIES; i++)
-        if (m->place[i].number == number)
-            m->place[i].used = false;
-    ucm_entries_forget(s, &number, 1);
-}
-
 static void between_steps(struct model *m, struct ucm_entries *s, unsigned *seed)
 {
     int request = rand_r(seed) % (int)REQUESTS;
 
-    if (rand_r(seed) % 4 == 0) {
-        leave_both(m, s, request);
-        enter_both(m, s, request, rand_r(seed) % 30);
+    if (rand_r(seed) % 4 == 0) { /* it leaves, and enters again */
+        int floor = rand_r(seed) % 30, sum = floor;
+
+        for (uint32_t i = 0; i < ENTRIES; i++)
+            if (m->place[i].request == request)
+                m->place[i].request = NOBODY;
+        m->floor[request] = 0;
+        ucm_entries_leave(s, (uint32_t)request);
+        for (uint32_t r = 0; r < REQUESTS; r++)
+            sum += m->floor[r];
+        cr_assert_eq(ucm_entries_enter(s, (uint32_t)request, (uint32_t)floor) == 0,
+                     sum <= (int)ENTRIES);
+        if (sum <= (int)ENTRIES)
+            m->floor[request] = floor;
     }
-    if (rand_r(seed) % 3 == 0)
-        forget_both(m, s, (uint32_t)rand_r(seed) % NUMBERS);
+    if (rand_r(seed) % 3 == 0) {
+        uint32_t number = (uint32_t)rand_r(seed) % NUMBERS;
+
+        for (uint32_t i = 0; i < ENTRIES; i++)
+            if (m->place[i].number == number)
+                m->place[i].used = false;
+        ucm_entries_forget(s, &number, 1);
+    }
     m->now += rand_r(seed) % 4 != 0; /* or a replay */
     ucm_entries_begin(s, m->now);
     m->unserved = m->flags = 0;
