@@ -5,7 +5,8 @@
  *
  *   gate_worker UCMD DIRECTORY
  *
- * Standard output has a line with the name of each case, and an empty one. Then there is a line
+ * Standard output has a line with the name of each case, and an empty one. Daemons start with the
+ * first number on standard input, so that a caller without a case starts none. There is a line
  * "WALL CPU" for each number of a case on standard input. WALL is the seconds of one operation by
  * the clock: the median over the repetition. CPU is the mean processor time of daemon and worker,
  * kernel included. A case that measures no time prints its value for WALL, and 0. The program ends
@@ -421,18 +422,20 @@ static int answer(unsigned long number)
 int main(int argc, char **argv)
 {
     char line[32];
-    int rc;
+    int rc = 0;
 
     if (argc != 3)
         return gate_fail("usage: gate_worker UCMD DIRECTORY") < 0 ? 2 : 0;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    rc = worker_open(argv[1], argv[2]);
-    for (size_t i = 0; rc == 0 && i < WORKS; i++)
+    for (size_t i = 0; i < WORKS; i++)
         puts(works[i].name);
-    if (rc == 0)
-        puts("");
-    while (rc == 0 && fgets(line, sizeof line, stdin))
-        rc = answer(strtoul(line, NULL, 10));
+    puts("");
+    while (rc == 0 && fgets(line, sizeof line, stdin)) {
+        if (w.found_keys == NULL)
+            rc = worker_open(argv[1], argv[2]);
+        if (rc == 0)
+            rc = answer(strtoul(line, NULL, 10));
+    }
     for (size_t i = 0; i < PLACES; i++)
         place_close(&w.place[i]);
     rc |= daemon_end(&w.memory) | daemon_end(&w.disk);
