@@ -23,7 +23,7 @@ static inline void close_host(void)
 static inline void open_host_of(const char *size, bool scrub)
 {
     host = (struct host){.nvme = true,
-                         .sets = {"nvme.segment=1MiB", "log.level=error", size,
+                         .sets = {"arena.size=8MiB", "nvme.segment=1MiB", "log.level=error", size,
                                   scrub ? "nvme.scrub=1GiB" : "nvme.scrub=0",
                                   "nvme.scrub_interval=10ms"}};
     host_start(&host);
@@ -82,15 +82,7 @@ static inline unsigned load_all(uint64_t first, bool *victim)
 /* Stores lost blocks again. */
 static inline void store_again(void)
 {
-    uint8_t keys[BLOCKS * WORKER_KEY_BYTES];
-    uint32_t blocks[BLOCKS];
-
-    keys_make(0, BLOCKS, keys);
-    for (uint32_t i = 0; i < BLOCKS; i++) {
-        blocks[i] = i;
-        worker_fill(&w, i, i);
-    }
-    cr_assert_eq(worker_dump(&w, keys, blocks, BLOCKS, NULL), 0, "%s", ucm_errmsg());
+    worker_store_as(&w, 0, BLOCKS, UCM_DURABLE_DEFAULT, IS_STORED);
 }
 
 static inline uint64_t damage_seen(void)
@@ -105,16 +97,6 @@ static inline bool left_out(size_t i)
     const char *phase = getenv("UCM_PHASE");
 
     return phase && strcmp(phase, "plain") != 0 && i % 5 != 0;
-}
-
-static inline uint8_t dump_durably(uint64_t number)
-{
-    uint8_t key[WORKER_KEY_BYTES], status = UCM_BLOCK_IS_FAILED;
-
-    key_make(number, key);
-    worker_fill(&w, 0, number);
-    cr_assert_eq(worker_dump_durable(&w, key, &(uint32_t){0}, 1, &status), 0, "%s", ucm_errmsg());
-    return status;
 }
 
 #endif

@@ -53,16 +53,8 @@ static int client_ms(const struct kill_worker *k)
 
 static int space_open(struct kill_worker *k, const char *model, struct ucm_namespace **out)
 {
-    static const uint32_t layers = 4;
-    struct ucm_identity id = {.model = model,
-                              .dtype = "bf16",
-                              .layout = "test/1",
-                              .block_tokens = 16,
-                              .key_bytes = WORKER_KEY_BYTES,
-                              .parts = 1,
-                              .layers = &layers,
-                              .n_layers = 1,
-                              .layer_bytes = 8192};
+    uint32_t layers;
+    struct ucm_identity id = worker_identity(&(struct worker_options){.model = model}, &layers);
 
     return ucm_namespace_open(k->w.client, &id, client_ms(k), out);
 }
@@ -163,21 +155,13 @@ bool kill_worker_dump_again(struct kill_worker *k, uint32_t n, bool durable)
 
 void kill_worker_purges(struct kill_worker *k, unsigned n)
 {
-    /* the namespace of the keys is the first */
-    static const uint8_t call[] = {0x81, 0xa2, 'n', 's', 2};
     struct ucm_namespace *scratch;
 
     if (space_open(k, "scratch", &scratch) != 0)
         return;
-    for (bool there = true; there && n > 0; n--) {
-        uint8_t *answer = NULL;
-        size_t bytes;
-
-        /* a disk that fails may refuse it */
-        there = ucm_call(k->w.client, "namespace.purge", call, sizeof(call), client_ms(k), &answer,
-                         &bytes) == 0;
-        free(answer);
-    }
+    /* The namespace of the keys is the first. A disk that fails may refuse it. */
+    while (n > 0 && purge_ns(k->w.client, 2, client_ms(k)) == 0)
+        n--;
     ucm_namespace_close(scratch);
 }
 

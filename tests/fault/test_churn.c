@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define SECONDS 5
+#define SECONDS 3
 #define ROUNDS 3
 #define MORE_ROUNDS 5
 #define PROCESSES 6
@@ -127,15 +127,14 @@ static bool falls_to(struct ucm_client *c, const char *name, uint64_t most)
 static void evict_all(struct ucm_client *c)
 {
     for (size_t i = 0; i < CHURN_SPACES; i++) {
-        struct ucm_identity id = {.model = churn_spaces[i].model,
-                                  .dtype = "bf16",
-                                  .layout = "test/1",
-                                  .block_tokens = 16,
-                                  .key_bytes = WORKER_KEY_BYTES,
-                                  .parts = churn_spaces[i].parts,
-                                  .layers = &churn_spaces[i].layers,
-                                  .n_layers = 1,
-                                  .layer_bytes = churn_spaces[i].layer_bytes};
+        const struct churn_space *space = &churn_spaces[i];
+        uint32_t layers;
+        struct ucm_identity id =
+            worker_identity(&(struct worker_options){.model = space->model,
+                                                     .parts = space->parts,
+                                                     .layers = space->layers,
+                                                     .layer_bytes = space->layer_bytes},
+                            &layers);
         struct ucm_namespace *ns;
         uint64_t changed, busy;
 

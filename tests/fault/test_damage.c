@@ -59,17 +59,6 @@ Test(damage, after_a_kill)
 
 /* ---- an old slot in a new one's place ---- */
 
-static void purge(void)
-{
-    static const char first[] = "\x81\xa2ns\x01"; /* {ns: 1} */
-    uint8_t *answer;
-    size_t n;
-
-    cr_assert_eq(ucm_call(w.client, "namespace.purge", first, sizeof(first) - 1, -1, &answer, &n),
-                 0, "%s", ucm_errmsg());
-    free(answer);
-}
-
 /* 8 segments. The blocks of two stores take 5 at most. So none is dropped for lack of a free
  * segment, even while the scrubber holds another. */
 #define STALE_BYTES (9 << 20)
@@ -89,7 +78,7 @@ static uint64_t stale_prepare(uint8_t *old, bool scrub)
     do {
         cr_assert_lt(first, 16000u, "the victim's place is never one that was used before");
         harm_get(fd, old, STALE_BYTES, 0);
-        purge();
+        cr_assert_eq(purge_ns(w.client, 1, -1), 0, "%s", ucm_errmsg());
         first += 1000;
         store(first);
         at = harm_slot(fd, first + HARM_VICTIM);
@@ -164,10 +153,7 @@ static void prepare_running(bool scrub)
 
 static bool victim_is_hit(void)
 {
-    uint8_t key[WORKER_KEY_BYTES];
-
-    key_make(HARM_VICTIM, key);
-    return worker_hits(&w, key, 1) == 1;
+    return worker_hits(&w, HARM_VICTIM, 1) == 1;
 }
 
 Test(damage, a_read_finds_it_and_its_segment_is_not_used_again)
@@ -285,13 +271,13 @@ static void durable_under(const struct harm *h, bool running)
     harm_do(&host, h);
     if (!running)
         start_again();
-    cr_expect_eq(dump_durably(HARM_VICTIM), UCM_BLOCK_IS_EXISTS, "%s", h->name);
+    cr_expect_eq(worker_dump_one(&w, HARM_VICTIM), UCM_BLOCK_IS_EXISTS, "%s", h->name);
     cr_expect_eq(metric(w.client, "nvme_bad_headers"), 1u, "%s", h->name);
     cr_expect_eq(metric(w.client, "nvme_quarantined_bytes"), running ? 0u : 1u << 20);
     start_without_checkpoint();
     cr_expect_eq(load_all(0, &victim), 0u, "%s, running %d: %s", h->name, running,
                  victim ? "what was durable is LOST" : "another is");
-    cr_expect_eq(dump_durably(HARM_VICTIM), UCM_BLOCK_IS_EXISTS, "%s", h->name);
+    cr_expect_eq(worker_dump_one(&w, HARM_VICTIM), UCM_BLOCK_IS_EXISTS, "%s", h->name);
     cr_expect_eq(metric(w.client, "nvme_bad_headers"), 0u, "%s", h->name);
 }
 

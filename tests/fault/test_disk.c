@@ -104,16 +104,6 @@ static unsigned load_all(uint64_t first)
     return worker_found(&w, first, BLOCKS, NULL);
 }
 
-static uint8_t dump_durable(uint64_t number)
-{
-    uint8_t key[WORKER_KEY_BYTES], status;
-
-    key_make(number, key);
-    worker_fill(&w, 0, number);
-    cr_assert_eq(worker_dump_durable(&w, key, &(uint32_t){0}, 1, &status), 0, "%s", ucm_errmsg());
-    return status;
-}
-
 /* ---- reads ---- */
 
 Test(disk, errors_and_short_transfers_that_pass)
@@ -164,7 +154,7 @@ static void failing_writes(int error)
     set(&fault->write_error, error);
     set(&fault->writes, -1);
     for (unsigned i = 0; i < 8; i++)
-        cr_expect_eq(dump_durable(5000 + i), UCM_BLOCK_IS_NOT_DURABLE);
+        cr_expect_eq(worker_dump_one(&w, 5000 + i), UCM_BLOCK_IS_NOT_DURABLE);
     for (uint64_t end = now_ms() + 20000; !health_is(w.client, "degraded"); sleep_ms(2))
         cr_assert_lt(now_ms(), end, "%s: not degraded", strerror(error));
     cr_expect_eq(load_all(0), BLOCKS, "%s: what is there is served", strerror(error));
@@ -175,7 +165,7 @@ static void failing_writes(int error)
     cr_assert(metric_reaches(w.client, "nvme_returned", returned + 1, 30000), "%s: stays off",
               strerror(error));
     cr_expect(health_is(w.client, "ok"));
-    cr_expect_eq(dump_durable(6000), UCM_BLOCK_IS_OK);
+    cr_expect_eq(worker_dump_one(&w, 6000), UCM_BLOCK_IS_OK);
     start_again();
     cr_expect_eq(load_all(0), BLOCKS);
 }
@@ -218,7 +208,7 @@ Test(disk, a_disk_is_probed_again)
     open_host("nvme.io=threads");
     set(&fault->write_error, EROFS);
     set(&fault->writes, -1);
-    cr_expect_eq(dump_durable(0), UCM_BLOCK_IS_NOT_DURABLE);
+    cr_expect_eq(worker_dump_one(&w, 0), UCM_BLOCK_IS_NOT_DURABLE);
     failed = __atomic_load_n(&fault->failed, __ATOMIC_RELAXED);
     for (uint64_t end = now_ms() + 20000;
          __atomic_load_n(&fault->failed, __ATOMIC_RELAXED) < failed + 2; sleep_ms(2))
@@ -235,10 +225,10 @@ Test(disk, a_failed_sync_is_not_durable)
 {
     open_host("nvme.io=auto");
     set(&fault->sync_error, EIO);
-    cr_expect_eq(dump_durable(0), UCM_BLOCK_IS_NOT_DURABLE);
+    cr_expect_eq(worker_dump_one(&w, 0), UCM_BLOCK_IS_NOT_DURABLE);
     cr_expect_eq(metric(w.client, "nvme_sync_errors"), 1u);
     set(&fault->sync_error, 0);
-    cr_expect_eq(dump_durable(1), UCM_BLOCK_IS_OK);
+    cr_expect_eq(worker_dump_one(&w, 1), UCM_BLOCK_IS_OK);
     worker_close(&w);
     host_kill(&host);
     daemon_start();
@@ -291,11 +281,11 @@ static void file_taken_away(void (*take_away)(const char *path), const char *rea
     char path[128];
 
     open_host("nvme.io=auto");
-    cr_expect_eq(dump_durable(0), UCM_BLOCK_IS_OK);
+    cr_expect_eq(worker_dump_one(&w, 0), UCM_BLOCK_IS_OK);
     cache_file("ucmd.cache", path);
     take_away(path);
     for (unsigned i = 1; i < 4; i++)
-        cr_expect_eq(dump_durable(i), UCM_BLOCK_IS_NOT_DURABLE, "%u", i);
+        cr_expect_eq(worker_dump_one(&w, i), UCM_BLOCK_IS_NOT_DURABLE, "%u", i);
     cr_expect(health_is(w.client, "degraded"));
     cr_expect(health_says(w.client, reason), "%s", reason);
     cr_expect_eq(metric(w.client, "nvme_files_lost"), 1u);
@@ -304,7 +294,7 @@ static void file_taken_away(void (*take_away)(const char *path), const char *rea
     host_kill(&host);
     daemon_start();
     wait_ok(w.client);
-    cr_expect_eq(dump_durable(5), UCM_BLOCK_IS_OK);
+    cr_expect_eq(worker_dump_one(&w, 5), UCM_BLOCK_IS_OK);
 }
 
 Test(disk, a_file_that_is_removed_while_in_use_takes_nothing_durable)
@@ -328,11 +318,11 @@ static void namespaces_taken_away(bool killed)
     char path[128];
 
     open_host("nvme.io=auto");
-    cr_expect_eq(dump_durable(0), UCM_BLOCK_IS_OK);
+    cr_expect_eq(worker_dump_one(&w, 0), UCM_BLOCK_IS_OK);
     cache_file("ucmd.namespaces", path);
     cr_assert_eq(unlink(path), 0);
     if (killed)
-        cr_expect_eq(dump_durable(1), UCM_BLOCK_IS_OK);
+        cr_expect_eq(worker_dump_one(&w, 1), UCM_BLOCK_IS_OK);
     worker_close(&w);
     if (killed)
         host_kill(&host);

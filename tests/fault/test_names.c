@@ -20,12 +20,12 @@ static struct host host;
 static struct worker w;
 static char ucmd_kill[256];
 
-static void open_host(bool nvme)
+static void open_host(void)
 {
     const char *ucmd = getenv("UCMD");
 
     snprintf(ucmd_kill, sizeof(ucmd_kill), "%s-kill", ucmd ? ucmd : "build/ucmd");
-    host = (struct host){.nvme = nvme, .ucmd = ucmd_kill, .sets = {"nvme.segment=1MiB"}};
+    host = (struct host){.nvme = true, .ucmd = ucmd_kill, .sets = {"nvme.segment=1MiB"}};
     host_start(&host);
     worker_open(&w, &host, &(struct worker_options){0});
 }
@@ -65,38 +65,18 @@ static void restart_killed(void)
 
 static void store(void)
 {
-    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
-    uint32_t blocks[BLOCKS];
-
-    keys_make(0, BLOCKS, keys);
-    for (uint32_t i = 0; i < BLOCKS; i++) {
-        blocks[i] = i;
-        worker_fill(&w, i, i);
-    }
-    cr_assert_eq(worker_dump_durable(&w, keys, blocks, BLOCKS, status), 0, "%s", ucm_errmsg());
-    for (uint32_t i = 0; i < BLOCKS; i++)
-        cr_assert(status[i] == UCM_BLOCK_IS_OK || status[i] == UCM_BLOCK_IS_EXISTS, "status %u",
-                  status[i]);
+    worker_store_durable(&w, 0, BLOCKS, IS_STORED);
 }
 
 static uint32_t hits(void)
 {
-    uint8_t keys[BLOCKS * WORKER_KEY_BYTES];
-
-    keys_make(0, BLOCKS, keys);
-    return worker_hits(&w, keys, BLOCKS);
+    return worker_hits(&w, 0, BLOCKS);
 }
 
 /* What ucm_call returned. */
 static int purge(uint8_t ns)
 {
-    const uint8_t call[] = {0x81, 0xa2, 'n', 's', ns};
-    uint8_t *answer = NULL;
-    size_t n;
-    int rc = ucm_call(w.client, "namespace.purge", call, sizeof(call), CALL_MS, &answer, &n);
-
-    free(answer);
-    return rc;
+    return purge_ns(w.client, ns, CALL_MS);
 }
 
 static long long names_pages(void)
@@ -117,7 +97,7 @@ Test(names, a_purge_is_answered_when_it_is_kept)
     } point[] = {
         {"ns-append-begin:1", BLOCKS}, {"ns-append-torn:1", BLOCKS}, {"ns-append-done:1", 0}};
 
-    open_host(true);
+    open_host();
     for (unsigned i = 0; i < sizeof(point) / sizeof(point[0]); i++) {
         store();
         worker_close(&w);
@@ -133,7 +113,7 @@ Test(names, a_purge_is_answered_when_it_is_kept)
 
 Test(names, what_was_purged_never_comes_back)
 {
-    open_host(true);
+    open_host();
     for (unsigned i = 0; i < 5; i++) {
         store();
         cr_assert_eq(purge(1), 0, "%s", ucm_errmsg());
@@ -151,7 +131,7 @@ Test(names, a_purge_that_can_not_be_kept_says_so)
 {
     char path[128], away[128];
 
-    open_host(true);
+    open_host();
     store();
     snprintf(path, sizeof(path), "%s/ucmd.namespaces", host.dir);
     snprintf(away, sizeof(away), "%s/away", host.dir);
@@ -166,18 +146,6 @@ Test(names, a_purge_that_can_not_be_kept_says_so)
     cr_expect_eq(hits(), 0u);
 }
 
-Test(names, without_a_tier_a_purge_waits_for_nothing)
-{
-    uint8_t keys[BLOCKS * WORKER_KEY_BYTES];
-
-    open_host(false);
-    worker_store(&w, 0, BLOCKS);
-    keys_make(0, BLOCKS, keys);
-    cr_assert_eq(hits(), BLOCKS);
-    cr_expect_eq(purge(1), 0, "%s", ucm_errmsg());
-    cr_expect_eq(hits(), 0u);
-}
-
 /* Purges until the file of names is written again, and interrupts that at each point. All that was
  * acknowledged stays: the other namespace's blocks are there, purged ones are not. */
 Test(names, a_file_that_is_written_again_may_be_interrupted)
@@ -187,7 +155,7 @@ Test(names, a_file_that_is_written_again_may_be_interrupted)
                                         "ns-rewrite-renamed:1"};
     unsigned purges;
 
-    open_host(true);
+    open_host();
     store();
     worker_close(&w);
     worker_open(&w, &host, &(struct worker_options){.model = "purged"});
@@ -232,7 +200,7 @@ static void states_lose(void)
  */
 Test(names, what_is_stored_after_a_purge_stays_when_the_state_is_lost)
 {
-    open_host(true);
+    open_host();
     store();
     for (unsigned i = 0; i < 3; i++) /* that no segment names */
         restart_killed();

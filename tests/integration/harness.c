@@ -1,13 +1,14 @@
 #include "tests/integration/harness.h"
 
 #include "tests/runner/bytes.h"
+#include "tests/runner/wipe.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <ftw.h>
 #include <msgpack.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -177,19 +178,11 @@ uint64_t host_rss_bytes(const struct host *h)
     return pages * UINT64_C(4096);
 }
 
-static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-    (void)st;
-    (void)type;
-    (void)ftw;
-    return remove(path);
-}
-
 void host_remove(struct host *h)
 {
     if (h->pid > 0)
         cr_expect_eq(host_stop(h), 0, "the daemon's exit status");
-    nftw(h->dir, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    (void)wipe(h->dir);
 }
 
 /* ---- a worker ---- */
@@ -222,24 +215,30 @@ int worker_region_try(struct worker *w)
     return rc;
 }
 
-void worker_open(struct worker *w, const struct host *h, const struct worker_options *o)
+struct ucm_identity worker_identity(const struct worker_options *o, uint32_t *layers)
 {
-    struct ucm_options options = {.socket = h->socket, .name = "test", .default_timeout_ms = 30000};
-    uint32_t layers = o->layers ? o->layers : 4;
-    struct ucm_identity id = {
+    *layers = o->layers ? o->layers : 4;
+    return (struct ucm_identity){
         .model = o->model ? o->model : "test",
         .dtype = "bf16",
         .layout = "test/1",
         .block_tokens = 16,
         .key_bytes = WORKER_KEY_BYTES,
         .parts = o->parts ? o->parts : 1,
-        .layers = &layers,
+        .layers = layers,
         .n_layers = 1,
         .layer_bytes = o->layer_bytes ? o->layer_bytes : 8192,
         .durability = o->durability,
         .salt = o->salt,
         .salt_bytes = o->salt ? strlen(o->salt) : 0,
     };
+}
+
+void worker_open(struct worker *w, const struct host *h, const struct worker_options *o)
+{
+    struct ucm_options options = {.socket = h->socket, .name = "test", .default_timeout_ms = 30000};
+    uint32_t layers;
+    struct ucm_identity id = worker_identity(o, &layers);
 
     *w = (struct worker){.layers = layers,
                          .blocks = o->blocks ? o->blocks : 64,
@@ -334,25 +333,26 @@ static int task_end(struct ucm_task *task, uint32_t n, uint8_t *status)
     return rc;
 }
 
-int worker_dump(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
-                uint8_t *status)
+static int dump(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
+                uint32_t durability, uint8_t *status)
 {
-    struct ucm_transfer t = {.keys = keys, .blocks = blocks, .n_keys = n};
+    struct ucm_transfer t = {.keys = keys, .blocks = blocks, .n_keys = n, .durability = durability};
     struct ucm_task *task;
     int rc = ucm_dump(w->region, &t, -1, &task);
 
     return rc != 0 ? rc : task_end(task, n, status);
 }
 
+int worker_dump(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
+                uint8_t *status)
+{
+    return dump(w, keys, blocks, n, UCM_DURABLE_DEFAULT, status);
+}
+
 int worker_dump_durable(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
                         uint8_t *status)
 {
-    struct ucm_transfer t = {
-        .keys = keys, .blocks = blocks, .n_keys = n, .durability = UCM_DURABLE_ON_NVME};
-    struct ucm_task *task;
-    int rc = ucm_dump(w->region, &t, -1, &task);
-
-    return rc != 0 ? rc : task_end(task, n, status);
+    return dump(w, keys, blocks, n, UCM_DURABLE_ON_NVME, status);
 }
 
 int worker_load(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
@@ -363,15 +363,6 @@ int worker_load(struct worker *w, const uint8_t *keys, const uint32_t *blocks, u
     int rc = ucm_load(w->region, &t, -1, &task);
 
     return rc != 0 ? rc : task_end(task, n, status);
-}
-
-uint32_t worker_hits(struct worker *w, const uint8_t *keys, uint32_t n)
-{
-    struct ucm_lookup l = {.keys = keys, .n_keys = n};
-    uint32_t hits = 0, lease;
-
-    cr_assert_eq(ucm_lookup_prefix(w->ns, &l, -1, &hits, NULL, &lease), 0, "%s", ucm_errmsg());
-    return hits;
 }
 
 /* Blocks 0 to n - 1, under keys number first to first + n. */
@@ -400,27 +391,52 @@ static void batch_free(struct batch *b)
     free(b->blocks);
 }
 
-static void store(struct worker *w, uint64_t first, uint32_t n, bool durable, uint8_t expected)
+uint32_t worker_hits(struct worker *w, uint64_t first, uint32_t n)
+{
+    struct batch b = batch_new(first, n);
+    struct ucm_lookup l = {.keys = b.keys, .n_keys = n};
+    uint32_t hits = 0, lease;
+
+    cr_assert_eq(ucm_lookup_prefix(w->ns, &l, -1, &hits, NULL, &lease), 0, "%s", ucm_errmsg());
+    batch_free(&b);
+    return hits;
+}
+
+void worker_store_as(struct worker *w, uint64_t first, uint32_t n, uint32_t durability,
+                     uint8_t expected)
 {
     struct batch b = batch_new(first, n);
 
     for (uint32_t i = 0; i < n; i++)
         worker_fill(w, i, first + i);
-    cr_assert_eq((durable ? worker_dump_durable : worker_dump)(w, b.keys, b.blocks, n, b.status), 0,
-                 "%s", ucm_errmsg());
-    for (uint32_t i = 0; i < n; i++)
-        cr_assert_eq(b.status[i], expected, "block %u: status %u", i, b.status[i]);
+    cr_assert_eq(dump(w, b.keys, b.blocks, n, durability, b.status), 0, "%s", ucm_errmsg());
+    for (uint32_t i = 0; i < n; i++) {
+        bool there = b.status[i] == UCM_BLOCK_IS_OK || b.status[i] == UCM_BLOCK_IS_EXISTS;
+
+        cr_assert(expected == IS_STORED ? there : b.status[i] == expected, "block %u: status %u", i,
+                  b.status[i]);
+    }
     batch_free(&b);
 }
 
 void worker_store(struct worker *w, uint64_t first, uint32_t n)
 {
-    store(w, first, n, false, UCM_BLOCK_IS_OK);
+    worker_store_as(w, first, n, UCM_DURABLE_DEFAULT, UCM_BLOCK_IS_OK);
 }
 
 void worker_store_durable(struct worker *w, uint64_t first, uint32_t n, uint8_t expected)
 {
-    store(w, first, n, true, expected);
+    worker_store_as(w, first, n, UCM_DURABLE_ON_NVME, expected);
+}
+
+uint8_t worker_dump_one(struct worker *w, uint64_t number)
+{
+    uint8_t key[WORKER_KEY_BYTES], status = UCM_BLOCK_IS_FAILED;
+
+    key_make(number, key);
+    worker_fill(w, 0, number);
+    cr_assert_eq(worker_dump_durable(w, key, &(uint32_t){0}, 1, &status), 0, "%s", ucm_errmsg());
+    return status;
 }
 
 static uint32_t found(struct worker *w, uint64_t first, uint32_t n, uint8_t *status)
@@ -459,6 +475,74 @@ void worker_expect(struct worker *w, uint64_t first, uint32_t n)
 
     cr_assert_eq(there, n, "%u of %u blocks from key %llu on are there", there, n,
                  (unsigned long long)first);
+}
+
+/* ---- operators' calls, and commands ---- */
+
+static int call(struct ucm_client *c, const char *method, const uint8_t *params, size_t n,
+                int timeout_ms)
+{
+    uint8_t *answer = NULL;
+    size_t bytes;
+    int rc = ucm_call(c, method, params, n, timeout_ms, &answer, &bytes);
+
+    free(answer);
+    return rc;
+}
+
+int purge_ns(struct ucm_client *c, uint8_t ns, int timeout_ms)
+{
+    const uint8_t params[] = {0x81, 0xa2, 'n', 's', ns};
+
+    return call(c, "namespace.purge", params, sizeof(params), timeout_ms);
+}
+
+int evict_dram(struct ucm_client *c, uint8_t ns)
+{
+    const uint8_t params[] = {0x82, 0xa2, 'n', 's', ns, 0xa4, 't', 'i', 'e', 'r', 1};
+
+    return call(c, "evict", params, sizeof(params), -1);
+}
+
+static int run(const char *command, char *out, size_t cap)
+{
+    FILE *f = popen(command, "r");
+    size_t n;
+    int status;
+
+    cr_assert_not_null(f);
+    n = fread(out, 1, cap - 1, f);
+    out[n] = '\0';
+    if (n > 0 && out[n - 1] == '\n')
+        out[n - 1] = '\0';
+    while (fgetc(f) != EOF)
+        ;
+    status = pclose(f);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+int shell(char *out, size_t cap, const char *format, ...)
+{
+    char command[600];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(command, sizeof(command), format, args);
+    va_end(args);
+    return run(command, out, cap);
+}
+
+int ucmctl(char *out, size_t cap, const char *format, ...)
+{
+    const char *program = getenv("UCMCTL");
+    char command[600];
+    va_list args;
+    int n = snprintf(command, sizeof(command), "%s ", program ? program : "build/ucmctl");
+
+    va_start(args, format);
+    vsnprintf(command + n, sizeof(command) - (size_t)n, format, args);
+    va_end(args);
+    return run(command, out, cap);
 }
 
 /* ---- stats ---- */

@@ -70,6 +70,8 @@ struct worker_options {
     uint32_t durability; /* of dumps that name none */
 };
 
+/* The identity of a worker's namespace. *layers: room for its number of layers. */
+struct ucm_identity worker_identity(const struct worker_options *o, uint32_t *layers);
 void worker_open(struct worker *w, const struct host *h, const struct worker_options *o);
 /* Memory and region of a worker whose other fields are set. Returns what register returned. */
 int worker_region_try(struct worker *w);
@@ -93,16 +95,23 @@ int worker_dump_durable(struct worker *w, const uint8_t *keys, const uint32_t *b
                         uint8_t *status);
 int worker_load(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
                 uint8_t *status);
-/* Fills and dumps blocks, and waits until each lies on NVMe, or has the status `expected`. */
+/* Fills blocks 0 to n with seed first on, and dumps them as keys first on. Each has the status
+ * `expected`; IS_STORED: it is there now, whoever stored it. */
+#define IS_STORED UINT8_MAX
+void worker_store_as(struct worker *w, uint64_t first, uint32_t n, uint32_t durability,
+                     uint8_t expected);
+/* The same, answered when each lies on NVMe. */
 void worker_store_durable(struct worker *w, uint64_t first, uint32_t n, uint8_t expected);
 /* Loads blocks number first to first + n into blocks 0 on. Returns how many are there, and checks
  * their bytes. status: of each, or NULL. */
 uint32_t worker_found(struct worker *w, uint64_t first, uint32_t n, uint8_t *status);
 /* The same; all must be there. */
 void worker_expect(struct worker *w, uint64_t first, uint32_t n);
-uint32_t worker_hits(struct worker *w, const uint8_t *keys, uint32_t n);
-/* Blocks b = 0..n-1 filled with seed first + b and dumped as keys first + b. */
+/* How many blocks from key number first on a lookup finds, of n. */
+uint32_t worker_hits(struct worker *w, uint64_t first, uint32_t n);
 void worker_store(struct worker *w, uint64_t first, uint32_t n);
+/* Dumps one block, out of block 0, to stay on NVMe; its status. */
+uint8_t worker_dump_one(struct worker *w, uint64_t number);
 
 /* A metric of `stats`; the second waits until it is at least `least`. It, raw_frame and raw_closed
  * wait for three times timeout_ms before they give up. */
@@ -119,6 +128,15 @@ void wait_ok(struct ucm_client *c);
 bool health_says(struct ucm_client *c, const char *text);
 /* Whether it may still find parts of an earlier run. */
 bool recovering(struct ucm_client *c);
+
+/* Purge the namespace of that number; let DRAM go of its blocks. Return what ucm_call returned. */
+int purge_ns(struct ucm_client *c, uint8_t ns, int timeout_ms);
+int evict_dram(struct ucm_client *c, uint8_t ns);
+
+/* Runs a command of the shell, or of ucmctl. Returns its exit status. What it printed is in `out`,
+ * as much as there is room for. */
+int shell(char *out, size_t cap, const char *format, ...) __attribute__((format(printf, 3, 4)));
+int ucmctl(char *out, size_t cap, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 uint64_t now_ms(void);
 void sleep_ms(int ms);

@@ -104,29 +104,17 @@ static uint32_t spaces_read(struct space out[SPACES_MAX])
     return count;
 }
 
-static void ucmctl(const char *command, char *out, size_t cap)
+static void ctl(const char *command, char *out, size_t cap)
 {
-    const char *program = getenv("UCMCTL");
-    char line[400];
-    size_t n;
-    FILE *f;
-
-    snprintf(line, sizeof(line), "%s --socket %s %s", program ? program : "build/ucmctl",
-             host.socket, command);
-    f = popen(line, "r");
-    cr_assert_not_null(f);
-    n = fread(out, 1, cap - 1, f);
-    out[n] = '\0';
-    cr_assert_eq(pclose(f), 0, "%s: %s", line, out);
+    cr_assert_eq(ucmctl(out, cap, "--socket %s %s", host.socket, command), 0, "%s: %s", command,
+                 out);
 }
 
 /* Blocks in DRAM do not outlive the daemon, so they are counted apart. */
 static void leave_dram(void)
 {
-    char out[1024];
-
-    ucmctl("evict 1 --tier dram --yes", out, sizeof(out));
-    ucmctl("evict 2 --tier dram --yes", out, sizeof(out));
+    cr_assert_eq(evict_dram(one.client, 1), 0, "%s", ucm_errmsg());
+    cr_assert_eq(evict_dram(one.client, 2), 0, "%s", ucm_errmsg());
 }
 
 static uint64_t stride(const struct worker *w)
@@ -170,13 +158,13 @@ static void count_over_restart(bool kill)
     cr_expect_eq(was[1].nvme_bytes, BLOCKS / 2 * two.layers * two.layer_bytes);
     cr_expect_eq(metric(one.client, "nvme_bytes_used"),
                  BLOCKS * stride(&one) + BLOCKS / 2 * stride(&two));
-    ucmctl("tenant list --json", before, sizeof(before));
+    ctl("tenant list --json", before, sizeof(before));
     cr_expect_not_null(strstr(before, "alpha"), "%s", before);
     restart(kill);
     expect_same(was, 2);
     cr_expect_eq(metric(one.client, "nvme_bytes_used"),
                  BLOCKS * stride(&one) + BLOCKS / 2 * stride(&two));
-    ucmctl("tenant list --json", after, sizeof(after));
+    ctl("tenant list --json", after, sizeof(after));
     cr_expect_str_eq(after, before);
 }
 
@@ -204,7 +192,7 @@ Test(accounting, tenants_of_earlier_runs_are_counted_as_theirs)
     worker_store(&one, 0, 8);
     cr_assert(metric_reaches(one.client, "nvme_writes", 8, 20000));
     cr_assert_eq(spaces_read(was), 4u);
-    ucmctl("tenant list", out, sizeof(out));
+    ctl("tenant list", out, sizeof(out));
     cr_expect_not_null(strstr(out, "alpha"), "%s", out);
     cr_expect_not_null(strstr(out, "beta"), "%s", out);
 }

@@ -30,24 +30,7 @@ TestSuite(durability, .fini = close_host, .timeout = 60);
 
 static void dump_as(uint64_t first, uint32_t durability, uint8_t expected)
 {
-    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
-    uint32_t blocks[BLOCKS];
-    struct ucm_transfer t = {
-        .keys = keys, .blocks = blocks, .n_keys = BLOCKS, .durability = durability};
-    struct ucm_task *task;
-    struct ucm_result r;
-
-    keys_make(first, BLOCKS, keys);
-    for (uint32_t i = 0; i < BLOCKS; i++) {
-        blocks[i] = i;
-        worker_fill(&w, i, first + i);
-    }
-    cr_assert_eq(ucm_dump(w.region, &t, -1, &task), 0, "%s", ucm_errmsg());
-    cr_assert_eq(ucm_task_wait(task, 30000, &r), 0, "%s", ucm_errmsg());
-    memcpy(status, r.result, BLOCKS);
-    ucm_task_free(task);
-    for (uint32_t i = 0; i < BLOCKS; i++)
-        cr_expect_eq(status[i], expected, "block %u: %u", i, status[i]);
+    worker_store_as(&w, first, BLOCKS, durability, expected);
 }
 
 Test(durability, what_the_namespace_says_holds_and_a_dump_may_say_otherwise)
@@ -59,14 +42,6 @@ Test(durability, what_the_namespace_says_holds_and_a_dump_may_say_otherwise)
     cr_expect_eq(metric(w.client, "dump_blocks_durable"), BLOCKS);
     dump_as(200, UCM_DURABLE_ON_NVME, UCM_BLOCK_IS_OK);
     cr_expect_eq(metric(w.client, "dump_blocks_durable"), 2 * BLOCKS);
-}
-
-static void expect_hits(uint64_t first, uint32_t n)
-{
-    uint8_t keys[BLOCKS * WORKER_KEY_BYTES];
-
-    keys_make(first, BLOCKS, keys);
-    cr_expect_eq(worker_hits(&w, keys, BLOCKS), n, "from %u", (unsigned)first);
 }
 
 /* The blocks are not durable while a later start would not find them. Once it can, they are, with
@@ -90,14 +65,14 @@ Test(durability, a_directory_that_took_no_name_is_asked_again)
     host_restart(&host);
     worker_open(&w, &host, &durable);
     wait_ok(w.client);
-    expect_hits(0, BLOCKS);
-    expect_hits(100, BLOCKS);
+    cr_expect_eq(worker_hits(&w, 0, BLOCKS), BLOCKS);
+    cr_expect_eq(worker_hits(&w, 100, BLOCKS), BLOCKS);
 }
 
 /* It is a wish of one connection, and does not make two namespaces differ. */
 Test(durability, others_of_the_same_namespace_are_left_alone)
 {
-    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], mine[32], theirs[32];
+    uint8_t mine[32], theirs[32];
     struct worker other;
 
     open_host(true);
@@ -107,8 +82,7 @@ Test(durability, others_of_the_same_namespace_are_left_alone)
     cr_expect_arr_eq(mine, theirs, 32);
     worker_store(&other, 0, BLOCKS);
     cr_expect_eq(metric(w.client, "dump_blocks_durable"), 0u);
-    keys_make(0, BLOCKS, keys);
-    cr_expect_eq(worker_hits(&w, keys, BLOCKS), BLOCKS);
+    cr_expect_eq(worker_hits(&w, 0, BLOCKS), BLOCKS);
     worker_close(&other);
 }
 

@@ -19,50 +19,15 @@ static struct worker w;
 static bool connected;
 static char image[128], device[64], paths[320], state[128];
 
-/* What a command printed, as much as there is room for, and its exit status. */
-static int shell(char *out, size_t cap, const char *format, const char *a, const char *b)
-{
-    char command[512];
-    size_t n;
-    int status;
-    FILE *f;
-
-    snprintf(command, sizeof(command), format, a, b);
-    f = popen(command, "r");
-    cr_assert_not_null(f);
-    n = fread(out, 1, cap - 1, f);
-    out[n] = '\0';
-    if (n > 0 && out[n - 1] == '\n')
-        out[n - 1] = '\0';
-    while (fgetc(f) != EOF)
-        ;
-    status = pclose(f);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-static int ctl(const char *arguments, char *out, size_t cap)
-{
-    const char *ucmctl = getenv("UCMCTL");
-
-    return shell(out, cap, "%s %s 2>&1", ucmctl ? ucmctl : "build/ucmctl", arguments);
-}
-
 static int ctl_format(const char *path, const char *options, char *out, size_t cap)
 {
-    char arguments[256];
-
-    snprintf(arguments, sizeof(arguments), "format %s %s", options, path);
-    return ctl(arguments, out, cap);
+    return ucmctl(out, cap, "format %s %s 2>&1", options, path);
 }
 
 /* Drops what it says of a lock, because a killed daemon's lock is held for a while. */
 static int ctl_offline(const char *path, const char *options, char *out, size_t cap)
 {
-    char arguments[400];
-    const char *ucmctl = getenv("UCMCTL");
-
-    snprintf(arguments, sizeof(arguments), "verify --json --offline %s %s", path, options);
-    return shell(out, cap, "%s %s 2>/dev/null", ucmctl ? ucmctl : "build/ucmctl", arguments);
+    return ucmctl(out, cap, "verify --json --offline %s %s 2>/dev/null", path, options);
 }
 
 static void image_make(off_t bytes)
@@ -101,8 +66,16 @@ static void close_host(void)
     connected = false;
     host_remove(&host);
     if (device[0])
-        (void)shell(out, sizeof(out), "losetup -d %s %s", device, "2>&1");
+        (void)shell(out, sizeof(out), "losetup -d %s 2>&1", device);
     device[0] = '\0';
+}
+
+static void formatted_device_make(const char *options)
+{
+    char out[256];
+
+    device_make(options);
+    cr_assert_eq(ctl_format(device, "", out, sizeof(out)), 0, "%s", out);
 }
 
 TestSuite(entries, .fini = close_host, .timeout = 90);
@@ -124,23 +97,35 @@ static void open_worker(void)
     wait_ok(w.client);
 }
 
-static void restart(bool kill)
+static void stop(void)
 {
     worker_close(&w);
     connected = false;
-    if (kill)
-        host_kill(&host);
-    else
-        cr_assert_eq(host_stop(&host), 0);
+    cr_assert_eq(host_stop(&host), 0);
+}
+
+static void start(void)
+{
     host_restart(&host);
     open_worker();
+}
+
+static void restart(bool kill)
+{
+    if (kill) {
+        worker_close(&w);
+        connected = false;
+        host_kill(&host);
+    } else {
+        stop();
+    }
+    start();
 }
 
 /* It is a cache like any other: over a kill, over a stop (with its checkpoint), and when full. */
 static void expect_a_cache(uint64_t capacity_bytes)
 {
-    host_restart(&host);
-    open_worker();
+    start();
     cr_expect_eq(metric(w.client, "nvme_bytes_capacity"), capacity_bytes);
     worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
     restart(true);
@@ -176,11 +161,8 @@ Test(entries, a_block_device)
 
 Test(entries, a_block_device_of_large_blocks_smaller_than_the_configured_size)
 {
-    char out[256];
-
-    device_make("-b 4096");
+    formatted_device_make("-b 4096");
     host.sets[3] = "nvme.size=1GiB";
-    cr_assert_eq(ctl_format(device, "", out, sizeof(out)), 0, "%s", out);
     expect_a_cache(95 * MIB);
 }
 
@@ -209,8 +191,7 @@ Test(entries, what_is_somebody_elses_is_not_touched)
     cr_expect_eq(memcmp(before, after, sizeof(after)), 0);
     close(fd);
     cr_assert_eq(ctl_format(device, "--force --yes", out, sizeof(out)), 0, "%s", out);
-    host_restart(&host);
-    open_worker();
+    start();
     worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
     worker_expect(&w, 0, BLOCKS);
 }
@@ -227,7 +208,7 @@ Test(entries, a_file_with_anything_in_it_is_not_touched)
     cr_expect_not_null(strstr(out, "something"), "%s", out);
     cr_assert_eq(stat(image, &st), 0);
     cr_expect_eq(st.st_size, (off_t)FILE_BYTES);
-    cr_assert_eq(shell(out, sizeof(out), "grep -c 'my thesis' %s %s", image, ""), 0);
+    cr_assert_eq(shell(out, sizeof(out), "grep -c 'my thesis' %s", image), 0);
 }
 
 Test(entries, one_that_runs_is_not_formatted_nor_shared)
@@ -235,10 +216,8 @@ Test(entries, one_that_runs_is_not_formatted_nor_shared)
     struct host other;
     char out[256];
 
-    device_make("");
-    cr_assert_eq(ctl_format(device, "", out, sizeof(out)), 0, "%s", out);
-    host_restart(&host);
-    open_worker();
+    formatted_device_make("");
+    start();
     worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
     cr_expect_neq(ctl_format(device, "--force --yes", out, sizeof(out)), 0);
     other = host;
@@ -248,14 +227,11 @@ Test(entries, one_that_runs_is_not_formatted_nor_shared)
     restart(true);
     worker_expect(&w, 0, BLOCKS);
     /* a new beginning, when it is wanted */
-    worker_close(&w);
-    connected = false;
-    cr_assert_eq(host_stop(&host), 0);
+    stop();
     cr_expect_neq(ctl_format(device, "", out, sizeof(out)), 0);
     cr_expect_not_null(strstr(out, "a cache of ucmd"), "%s", out);
     cr_assert_eq(ctl_format(device, "--force --yes", out, sizeof(out)), 0, "%s", out);
-    host_restart(&host);
-    open_worker();
+    start();
     cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 0u);
     cr_expect_eq(metric(w.client, "blocks"), 0u);
 }
@@ -265,24 +241,19 @@ Test(entries, a_device_that_was_a_cache_before)
 {
     char out[256];
 
-    device_make("");
-    cr_assert_eq(ctl_format(device, "", out, sizeof(out)), 0, "%s", out);
-    host_restart(&host);
-    open_worker();
+    formatted_device_make("");
+    start();
     worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
     worker_close(&w);
     connected = false;
     host_kill(&host);
     cr_assert_eq(ctl_format(device, "--force --yes", out, sizeof(out)), 0, "%s", out);
-    host_restart(&host);
-    open_worker();
+    start();
     worker_store_durable(&w, 0, 3, UCM_BLOCK_IS_OK);
     restart(true);
     cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 3u);
     cr_expect_eq(metric(w.client, "nvme_damaged_pages"), 0u);
-    worker_close(&w);
-    connected = false;
-    cr_assert_eq(host_stop(&host), 0);
+    stop();
     cr_expect_eq(ctl_offline(device, "", out, sizeof(out)), 0, "%s", out);
 }
 
@@ -297,8 +268,7 @@ static void offline_is_as_good_as_in_a_directory(const char *path)
 
     snprintf(salvage, sizeof(salvage), "--state %s --salvage", host.dir);
     snprintf(with_state, sizeof(with_state), "--state %s", host.dir);
-    host_restart(&host);
-    open_worker();
+    start();
     worker_store_durable(&w, 0, 8, UCM_BLOCK_IS_OK);
     cr_expect_eq(ctl_offline(path, salvage, out, sizeof(out)), 1, "it runs");
     worker_close(&w);
@@ -315,18 +285,14 @@ static void offline_is_as_good_as_in_a_directory(const char *path)
     cr_expect_eq(ctl_offline(path, with_state, out, sizeof(out)), 5, "nothing was changed");
     cr_expect_eq(ctl_offline(path, salvage, out, sizeof(out)), 5, "%s", out);
     cr_expect_eq(ctl_offline(path, with_state, out, sizeof(out)), 0, "%s", out);
-    host_restart(&host);
-    open_worker();
+    start();
     cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 7u);
     cr_expect_eq(metric(w.client, "nvme_damaged_pages"), 0u);
 }
 
 Test(entries, a_device_is_verified_and_salvaged_without_a_daemon)
 {
-    char out[256];
-
-    device_make("");
-    cr_assert_eq(ctl_format(device, "", out, sizeof(out)), 0, "%s", out);
+    formatted_device_make("");
     offline_is_as_good_as_in_a_directory(device);
 }
 
@@ -339,13 +305,11 @@ Test(entries, a_file_is_verified_and_salvaged_without_a_daemon)
 /* Alongside a directory; another name of the device is the same device. */
 Test(entries, with_a_directory_and_under_another_name)
 {
-    char out[256], link[96];
+    char link[96];
 
-    device_make("");
-    cr_assert_eq(ctl_format(device, "", out, sizeof(out)), 0, "%s", out);
+    formatted_device_make("");
     snprintf(paths, sizeof(paths), "nvme.paths=%s,%s", host.dir, device);
-    host_restart(&host);
-    open_worker();
+    start();
     cr_expect_eq(metric(w.client, "nvme_bytes_capacity"), 2 * 63 * MIB);
     worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
     restart(true);
@@ -369,24 +333,15 @@ static void restart_without_image(const char *why)
     cr_expect(health_is(w.client, "degraded"));
     cr_expect_eq(metric(w.client, "nvme_files_lost"), 1u);
     cr_expect_eq(metric(w.client, "nvme_bytes_capacity"), 63 * MIB);
-    snprintf(out, sizeof(out), "health --socket %s", host.socket);
-    cr_expect_eq(ctl(out, out, sizeof(out)), 4);
+    cr_expect_eq(ucmctl(out, sizeof(out), "health --socket %s 2>&1", host.socket), 4);
     cr_expect_not_null(strstr(out, "left out until the next start"), "%s", out);
     cr_expect_not_null(strstr(out, image), "%s", out);
     cr_expect_not_null(strstr(out, why), "%s", out);
 }
 
-static void stop(void)
-{
-    worker_close(&w);
-    connected = false;
-    cr_assert_eq(host_stop(&host), 0);
-}
-
 static void expect_back(void)
 {
-    host_restart(&host);
-    open_worker();
+    start();
     cr_expect_eq(metric(w.client, "nvme_files_lost"), 0u);
     cr_expect_eq(metric(w.client, "nvme_bytes_capacity"), 2 * 63 * MIB);
     worker_expect(&w, 0, BLOCKS);
@@ -399,8 +354,7 @@ Test(entries, one_that_is_gone_is_done_without)
 
     image_make(0);
     snprintf(paths, sizeof(paths), "nvme.paths=%s,%s", image, host.dir);
-    host_restart(&host);
-    open_worker();
+    start();
     worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
     stop();
     snprintf(away, sizeof(away), "%s-away", image);
@@ -423,23 +377,23 @@ Test(entries, one_whose_superblock_is_damaged_is_done_without_and_left_alone)
 
     image_make(0);
     snprintf(paths, sizeof(paths), "nvme.paths=%s,%s", image, host.dir);
-    host_restart(&host);
-    open_worker();
+    start();
     worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
     stop();
     write_at(image, 2000, "x", 1);
-    cr_assert_eq(shell(sum[0], sizeof(sum[0]), "cksum %s %s", image, ""), 0);
+    cr_assert_eq(shell(sum[0], sizeof(sum[0]), "cksum %s", image), 0);
     restart_without_image("superblock");
     worker_store_durable(&w, 100, BLOCKS, UCM_BLOCK_IS_OK);
     worker_expect(&w, 100, BLOCKS);
     stop();
-    cr_assert_eq(shell(sum[1], sizeof(sum[1]), "cksum %s %s", image, ""), 0);
+    cr_assert_eq(shell(sum[1], sizeof(sum[1]), "cksum %s", image), 0);
     cr_expect_str_eq(sum[1], sum[0]);
-    snprintf(out, sizeof(out), "verify --offline %s --salvage --state %s", image, host.dir);
-    cr_expect_eq(ctl(out, out, sizeof(out)), 5);
+    cr_expect_eq(
+        ucmctl(out, sizeof(out), "verify --offline %s --salvage --state %s 2>&1", image, host.dir),
+        5);
     cr_expect_not_null(strstr(out, "the superblock is damaged"), "%s", out);
     cr_expect_not_null(strstr(out, "ucmctl format --force"), "%s", out);
-    cr_assert_eq(shell(sum[1], sizeof(sum[1]), "cksum %s %s", image, ""), 0);
+    cr_assert_eq(shell(sum[1], sizeof(sum[1]), "cksum %s", image), 0);
     cr_expect_str_eq(sum[1], sum[0]);
     write_at(image, 2000, "", 1);
     expect_back();

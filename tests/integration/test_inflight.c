@@ -212,18 +212,15 @@ static int number_of(struct engine *e, uint8_t *ns)
 
 static int purge(struct engine *e, uint32_t range)
 {
-    uint8_t params[] = {0x81, 0xa2, 'n', 's', 0}, *answer;
     uint64_t connection_epoch;
-    size_t n;
+    uint8_t ns;
     int rc = dump(e, range, false);
 
     connection_epoch = ucm_connection_epoch(e->w.client);
     if (rc == 0)
-        rc = number_of(e, &params[4]);
+        rc = number_of(e, &ns);
     if (rc == 0)
-        rc = ucm_call(e->w.client, "namespace.purge", params, sizeof(params), CALL_MS, &answer, &n);
-    if (rc == 0)
-        free(answer);
+        rc = purge_ns(e->w.client, ns, CALL_MS);
     /* Another daemon ran by then, where the number names no namespace, or another one. */
     if (ucm_connection_epoch(e->w.client) == connection_epoch)
         return rc;
@@ -395,14 +392,14 @@ static void expect_durable(void)
     cr_expect_gt(ranges, 0u);
 }
 
-static void stop_and_start(void (*stop)(void))
+static void stop_and_start(void (*stop)(struct host *h))
 {
     host = (struct host){.nvme = true, .sets = {"nvme.segment=1MiB", "arena.prefault=true"}};
     host_start(&host);
     engines_open();
     for (unsigned round = 0; round < ROUNDS; round++) {
         wait_all_work();
-        stop();
+        stop(&host);
         sleep_ms(round % 2 ? 50 : 0); /* sometimes no daemon runs */
         host_restart(&host);
     }
@@ -415,14 +412,9 @@ static void stop_and_start(void (*stop)(void))
         worker_close(&engine[i].w);
 }
 
-static void stop_clean(void)
+static void stop_clean(struct host *h)
 {
-    cr_assert_eq(host_stop(&host), 0);
-}
-
-static void stop_kill(void)
-{
-    host_kill(&host);
+    cr_assert_eq(host_stop(h), 0);
 }
 
 Test(inflight, at_a_stop)
@@ -432,5 +424,5 @@ Test(inflight, at_a_stop)
 
 Test(inflight, at_a_kill)
 {
-    stop_and_start(stop_kill);
+    stop_and_start(host_kill);
 }

@@ -195,10 +195,6 @@ Test(keep, restarts_in_a_hurry_lose_nothing)
 
 Test(keep, what_was_purged_does_not_come_back)
 {
-    static const char first[] = "\x81\xa2ns\x01"; /* {ns: 1} */
-    uint8_t *answer;
-    size_t n;
-
     open_keep(false);
     for (unsigned i = 0; i < 24; i++)
         worker_store(&w, i * BLOCKS, BLOCKS);
@@ -206,9 +202,7 @@ Test(keep, what_was_purged_does_not_come_back)
     stop_clean(&host);
     host_restart_at_once(&host);
     worker_open(&w, &host, &options);
-    cr_assert_eq(ucm_call(w.client, "namespace.purge", first, sizeof(first) - 1, -1, &answer, &n),
-                 0, "%s", ucm_errmsg());
-    free(answer);
+    cr_assert_eq(purge_ns(w.client, 1, -1), 0, "%s", ucm_errmsg());
     wait_ok(w.client);
     cr_expect_eq(worker_found(&w, 0, 24 * BLOCKS, NULL), 0u);
     cr_expect_eq(metric(w.client, "arena_bytes_used"), 0u);
@@ -216,10 +210,6 @@ Test(keep, what_was_purged_does_not_come_back)
 
 Test(keep, with_a_tier_each_finds_its_own_and_nothing_is_written_again)
 {
-    static const char dram[] = "\x82\xa2ns\x01\xa4tier\x01"; /* {ns: 1, tier: DRAM} */
-    uint8_t *answer;
-    size_t n;
-
     open_keep(true);
     for (unsigned i = 0; i < 8; i++)
         worker_store(&w, i * BLOCKS, BLOCKS);
@@ -232,9 +222,7 @@ Test(keep, with_a_tier_each_finds_its_own_and_nothing_is_written_again)
         cr_expect_eq(metric(w.client, "load_blocks_nvme"), 0u);
         cr_expect_eq(metric(w.client, "nvme_writes"), 0u);
     }
-    cr_assert_eq(ucm_call(w.client, "evict", dram, sizeof(dram) - 1, -1, &answer, &n), 0, "%s",
-                 ucm_errmsg());
-    free(answer);
+    cr_assert_eq(evict_dram(w.client, 1), 0, "%s", ucm_errmsg());
     worker_expect(&w, 0, 8 * BLOCKS);
     cr_expect_eq(metric(w.client, "load_blocks_nvme"), 8 * BLOCKS, "both copies were known");
 }
@@ -438,24 +426,18 @@ Test(keep, killed_at_any_step_it_is_warm_or_cold_and_never_wrong)
 Test(keep, a_second_daemon_is_refused)
 {
     struct host other;
-    char command[512], out[512] = "";
     const char *ucmd = getenv("UCMD");
-    size_t n;
-    FILE *f;
+    char out[512];
 
     open_keep(false);
     worker_store(&w, 0, BLOCKS);
     other = host;
     host_prepare(&other);
-    snprintf(command, sizeof(command),
-             "timeout 20 %s --set socket=%s --set arena.size=16MiB --set arena.slab=1MiB "
-             "--set device.cuda=off --set %s 2>&1",
-             ucmd ? ucmd : "build/ucmd", other.socket, keep_set);
-    f = popen(command, "r");
-    cr_assert_not_null(f);
-    n = fread(out, 1, sizeof(out) - 1, f);
-    out[n] = '\0';
-    cr_expect_eq(WEXITSTATUS(pclose(f)), 1, "%s", out);
+    cr_expect_eq(shell(out, sizeof(out),
+                       "timeout 20 %s --set socket=%s --set arena.size=16MiB --set arena.slab=1MiB "
+                       "--set device.cuda=off --set %s 2>&1",
+                       ucmd ? ucmd : "build/ucmd", other.socket, keep_set),
+                 1, "%s", out);
     cr_expect_not_null(strstr(out, "another daemon uses it"), "%s", out);
     other.pid = 0;
     host_remove(&other);

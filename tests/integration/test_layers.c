@@ -10,6 +10,7 @@
 #define LAYERS 8
 #define BLOCKS 256
 #define LAYER_BYTES 8192
+#define LARGE 24 /* blocks of 1 MiB; the arena has 16 MiB */
 
 /* 16 MiB of blocks. */
 struct rig {
@@ -105,14 +106,10 @@ Test(layers, of_a_load_lie_there_when_told)
 
 Test(layers, of_what_was_read_from_nvme_lie_there_too)
 {
-    /* Encodes {ns, tier: 1} by hand, because evicting from DRAM only is a call for operators. */
-    uint8_t params[] = "\x82\xa2ns\x01\xa4tier\x01", *p;
     struct ucm_task *task;
-    size_t n;
 
     cr_assert(metric_reaches(rig.w.client, "nvme_writes", BLOCKS, 20000));
-    cr_assert_eq(ucm_call(rig.w.client, "evict", params, sizeof(params) - 1, -1, &p, &n), 0);
-    free(p);
+    cr_assert_eq(evict_dram(rig.w.client, 1), 0, "%s", ucm_errmsg());
     cr_assert_eq(ucm_evict(rig.w.ns, rig.keys + 7 * WORKER_KEY_BYTES, 1, -1, NULL, NULL), 0);
     task = load_begin((struct ucm_transfer){.progress_interval = 1});
     assert_layers(task, 1, 7);
@@ -152,7 +149,7 @@ Test(layers, of_a_load_that_is_stopped_are_told_no_more)
         ucm_task_free(task);
         worker_clear(&rig.w);
     }
-    cr_expect_eq(worker_hits(&rig.w, rig.keys, BLOCKS), BLOCKS);
+    cr_expect_eq(worker_hits(&rig.w, 100, BLOCKS), BLOCKS);
     cr_expect_eq(metric(rig.w.client, "requests_active"), 0u);
 }
 
@@ -160,15 +157,15 @@ Test(layers, of_a_load_that_is_stopped_are_told_no_more)
 Test(layers, of_more_than_the_arena_holds_land)
 {
     struct worker_options o = {
-        .model = "large", .layers = LAYERS, .blocks = BLOCKS, .layer_bytes = 16 * LAYER_BYTES};
+        .model = "large", .layers = LAYERS, .blocks = LARGE, .layer_bytes = 16 * LAYER_BYTES};
     struct ucm_transfer t = {
-        .keys = rig.keys, .blocks = rig.blocks, .n_keys = 100, .progress_interval = 1};
+        .keys = rig.keys, .blocks = rig.blocks, .n_keys = LARGE, .progress_interval = 1};
     struct ucm_task *task;
     struct ucm_result r;
     struct worker w;
 
     worker_open(&w, &rig.h, &o);
-    for (uint32_t i = 0; i < 100; i++) { /* 100 MiB; the arena has 64 */
+    for (uint32_t i = 0; i < LARGE; i++) {
         uint8_t status;
 
         worker_fill(&w, i, i);
@@ -180,8 +177,8 @@ Test(layers, of_more_than_the_arena_holds_land)
     for (uint32_t layer = 1; layer < LAYERS; layer++)
         cr_assert_eq(ucm_task_wait_layers(task, layer, 20000, NULL), 0, "%s", ucm_errmsg());
     cr_assert_eq(ucm_task_wait(task, 30000, &r), 0, "%s", ucm_errmsg());
-    cr_assert_eq(r.n_ok, 100);
-    for (uint32_t i = 0; i < 100; i++)
+    cr_assert_eq(r.n_ok, LARGE);
+    for (uint32_t i = 0; i < LARGE; i++)
         cr_assert_eq(worker_differs(&w, i, i), 0u, "block %u", i);
     ucm_task_free(task);
     worker_close(&w);

@@ -2,11 +2,11 @@
  * go on. So the root is as slow as the test wants, on any machine. */
 #include "tests/integration/harness.h"
 #include "tests/runner/halt.h"
+#include "tests/runner/wipe.h"
 
 #include <criterion/criterion.h>
 #include <ctype.h>
 #include <dirent.h>
-#include <ftw.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,12 +64,6 @@ static void let_go(void)
     backend = 0;
 }
 
-static int wipe_cb(const char *path, const struct stat *st, int type, struct FTW *at)
-{
-    (void)st, (void)type, (void)at;
-    return remove(path);
-}
-
 struct answer {
     uint32_t hits, dram, lease, pending;
 };
@@ -124,7 +118,7 @@ static void end(void)
     worker_close(&worker);
     cr_expect_eq(host_stop(&host), 0);
     host_remove(&host);
-    cr_assert_eq(nftw(directory, wipe_cb, 16, FTW_DEPTH | FTW_PHYS), 0);
+    cr_assert_eq(wipe(directory), 0);
 }
 
 TestSuite(lookup_wait_mode, .init = begin, .fini = end, .timeout = 120);

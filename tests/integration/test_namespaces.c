@@ -37,17 +37,9 @@ static struct ucm_client *connect_host(void)
 
 static int open_ns(struct ucm_client *c, unsigned number, struct ucm_namespace **ns)
 {
-    static const uint32_t layers = 4;
     char model[32];
-    struct ucm_identity id = {.model = model,
-                              .dtype = "bf16",
-                              .layout = "test/1",
-                              .block_tokens = 16,
-                              .key_bytes = WORKER_KEY_BYTES,
-                              .parts = 1,
-                              .layers = &layers,
-                              .n_layers = 1,
-                              .layer_bytes = 8192};
+    uint32_t layers;
+    struct ucm_identity id = worker_identity(&(struct worker_options){.model = model}, &layers);
 
     snprintf(model, sizeof(model), "m%u", number);
     return ucm_namespace_open(c, &id, 5000, ns);
@@ -67,15 +59,13 @@ static void store(unsigned number)
 
 static uint32_t hits(unsigned number)
 {
-    uint8_t keys[4 * WORKER_KEY_BYTES];
     char model[32];
     struct worker w;
     uint32_t n;
 
     snprintf(model, sizeof(model), "m%u", number);
     worker_open(&w, &host, &(struct worker_options){.model = model});
-    keys_make(0, 4, keys);
-    n = worker_hits(&w, keys, 4);
+    n = worker_hits(&w, 0, 4);
     worker_close(&w);
     return n;
 }

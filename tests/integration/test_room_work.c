@@ -20,15 +20,18 @@
 
 static struct host host;
 static struct worker w, beside;
-static const struct worker_options options = {.layers = 1, .layer_bytes = 512, .blocks = BIG * MAX};
 static uint8_t keys[MAX * WORKER_KEY_BYTES], status[MAX];
 static uint32_t blocks[BIG * MAX];
 
-static void open_host(void)
+/* For that many requests at once, each into blocks of its own. */
+static void open_host(uint32_t requests)
 {
+    struct worker_options options = {.layers = 1, .layer_bytes = 512, .blocks = requests * MAX};
+
     host = (struct host){.nvme = true, .sets = {"arena.size=32MiB"}};
     host_start(&host);
     worker_open(&w, &host, &options);
+    options.blocks = 1;
     worker_open(&beside, &host, &options);
     arena_wait(w.client);
     for (uint32_t i = 0; i < BIG * MAX; i++)
@@ -100,7 +103,7 @@ static double one_load_ms(uint64_t number)
 /* One request after the other: twice the keys, twice the looks. */
 Test(room_work, a_load_larger_than_dram)
 {
-    open_host();
+    open_host(1);
     store(0, MAX);
     for (uint32_t n = MAX; n >= MAX / 4; n /= 2) {
         uint64_t before = looks();
@@ -118,7 +121,7 @@ Test(room_work, a_load_larger_than_dram)
  * not meet them again and again. */
 Test(room_work, a_dump_larger_than_dram)
 {
-    open_host();
+    open_host(1);
     for (uint32_t n = MAX / 4, first = 0; n <= MAX; first += n, n *= 2) {
         uint64_t before = looks();
         double cpu = cpu_seconds();
@@ -173,7 +176,7 @@ static void beside_requests(uint32_t n)
 
 Test(room_work, a_client_alongside_large_loads)
 {
-    open_host();
+    open_host(BIG);
     store(OTHER, SLOTS / 4);
     store(0, MAX);
     beside_requests(1);
