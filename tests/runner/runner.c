@@ -7,7 +7,6 @@
  * cr_skip call. Options: --filter SUITE/TEST (a part of it, or with wildcards), -jN, --timeout
  * SECONDS, --tap=FILE, -v (with the output of tests that passed). */
 #include <criterion/criterion.h>
-#include <criterion/parameterized.h>
 
 #include <fnmatch.h>
 #include <math.h>
@@ -55,17 +54,7 @@ void criterion_internal_test_setup(void)
 
 void criterion_internal_test_main(void (*fn)(void))
 {
-    struct criterion_test_params p;
-
-    if (present->data->kind_ == CR_TEST_NORMAL) {
-        fn();
-        return;
-    }
-    p = present->data->param_();
-    for (size_t i = 0; i < p.length; i++)
-        ((void (*)(void *))fn)((char *)p.params + i * p.size);
-    if (p.cleanup)
-        p.cleanup(&p);
+    fn();
 }
 
 void criterion_internal_test_teardown(void)
