@@ -51,43 +51,40 @@ static void compare_places(struct problem *p)
     answer_free(&entries);
 }
 
+/* A step with another word at a place of the GPU's memory. */
+static void step_with(struct problem *p, CUdeviceptr at, int32_t word, uint32_t flags,
+                      const char *what)
+{
+    struct answer got = answer_new(p);
+    int32_t before;
+
+    gpu_get(&before, at, 4);
+    gpu_put(at, &word, 4);
+    answer_step(p, &got);
+    check(problem_flags(p) == flags, "%s", what);
+    gpu_put(at, &before, 4);
+    answer_free(&got);
+}
+
 /* A block that is not resident raises the flag, wherever the way to it ends. */
 static void miss(struct problem *p)
 {
-    struct answer got = answer_new(p);
-    int32_t item = p->list[0], number = p->numbers[item], bad;
+    uint32_t item = (uint32_t)p->list[0], number = (uint32_t)p->numbers[item];
 
     problem_cut(p, 7);
-    bad = UCM_ATTEND_CUDA_ORDER * 1000;
-    gpu_put(p->args.list, &bad, 4);
-    answer_step(p, &got);
-    check(problem_flags(p) == UCM_ATTEND_NO_ENTRY, "an item that has no number");
-    gpu_put(p->args.list, &item, 4);
-    bad = -1;
-    gpu_put(p->args.numbers + 4 * (uint32_t)item, &bad, 4);
-    answer_step(p, &got);
-    check(problem_flags(p) == UCM_ATTEND_NO_ENTRY, "a number below 0");
-    gpu_put(p->args.numbers + 4 * (uint32_t)item, &number, 4);
-    bad = -2;
-    gpu_put(p->args.entry_of + 4 * (uint32_t)number, &bad, 4);
-    answer_step(p, &got);
-    check(problem_flags(p) == UCM_ATTEND_NO_ENTRY, "a block that is wanted");
-    gpu_put(p->args.entry_of + 4 * (uint32_t)number, &p->entry_of[number], 4);
-    answer_step(p, &got);
-    check(problem_flags(p) == 0, "flags when all is there");
+    step_with(p, p->args.list, UCM_ATTEND_CUDA_ORDER * 1000, UCM_ATTEND_NO_ENTRY,
+              "an item that has no number");
+    step_with(p, p->args.numbers + 4 * item, -1, UCM_ATTEND_NO_ENTRY, "a number below 0");
+    step_with(p, p->args.entry_of + 4 * number, -2, UCM_ATTEND_NO_ENTRY, "a block that is wanted");
+    step_with(p, p->args.list, p->list[0], 0, "flags when all is there");
     if (p->shape.window > 0) {
-        int32_t page = p->table[p->first[0]];
-        uint32_t length = p->length[0], whole = p->shape.window * p->shape.tokens;
+        uint32_t whole = p->shape.window * p->shape.tokens;
 
-        bad = (int32_t)p->shape.pages;
-        gpu_put(p->args.table + 4 * p->first[0], &bad, 4);
         gpu_put(p->args.length, &whole, 4);
-        answer_step(p, &got);
-        check(problem_flags(p) == UCM_ATTEND_NO_PAGE, "a page that is not there");
-        gpu_put(p->args.table + 4 * p->first[0], &page, 4);
-        gpu_put(p->args.length, &length, 4);
+        step_with(p, p->args.table + 4 * p->first[0], (int32_t)p->shape.pages, UCM_ATTEND_NO_PAGE,
+                  "a page that is not there");
+        gpu_put(p->args.length, &p->length[0], 4);
     }
-    answer_free(&got);
 }
 
 /* NaN in a key makes its rows NaN, and no others. */

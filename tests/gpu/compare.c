@@ -123,7 +123,7 @@ float rnd_element(bool bf16, float size, uint16_t *bits)
     union {
         float f;
         uint32_t u;
-    } x = {size * rnd_normal()};
+    } x = {size * rnd_normal() + 0.0f}; /* no -0 */
     uint32_t e = x.u >> 23 & 0xff;
 
     if (bf16) {

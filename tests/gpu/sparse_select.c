@@ -4,6 +4,7 @@
 #include "client/lib/sparse/spec.h"
 #include "tests/gpu/sparse.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,34 +59,18 @@ static void random_queries(struct problem *p)
     uint32_t dtype = p->options.q_dtype;
 
     for (size_t i = 0; i < p->q_values; i++) {
-        union {
-            float f;
-            uint32_t u;
-        } x = {rnd_normal()};
-        uint32_t e;
+        float size = rnd_below(50) > 0 ? 1 : rnd_below(2) ? 0 : 20;
         uint16_t h;
 
-        if (rnd_below(50) == 0)
-            x.f = rnd_below(2) ? 0 : x.f * 20;
-        switch (dtype) {
-        case UCM_SPARSE_BF16:
-            x.u &= 0xffff0000u;
-            h = (uint16_t)(x.u >> 16);
+        if (dtype == UCM_SPARSE_BF16 || dtype == UCM_SPARSE_F16) {
+            p->q[i] = rnd_element(dtype == UCM_SPARSE_BF16, size, &h);
             memcpy(p->q_raw + 2 * i, &h, sizeof(h));
-            break;
-        case UCM_SPARSE_F16: /* normal ones, without the bits that F16 has not */
-            e = x.u >> 23 & 0xff;
-            x.u = e > 113 ? x.u & 0xffffe000u : 0;
-            h = e > 113 ? (uint16_t)((x.u >> 16 & 0x8000) | (e - 112) << 10 | (x.u >> 13 & 0x3ff))
-                        : 0;
-            memcpy(p->q_raw + 2 * i, &h, sizeof(h));
-            break;
-        default:
-            if (rnd_below(20000) == 0)
-                x.u = 0x7fc00000u; /* the daemon refuses this; here it only loses */
-            memcpy(p->q_raw + 4 * i, &x.f, sizeof(x.f));
+            continue;
         }
-        p->q[i] = x.f;
+        p->q[i] = size * rnd_normal() + 0.0f;
+        if (rnd_below(20000) == 0)
+            p->q[i] = NAN; /* the daemon refuses this; here it only loses */
+        memcpy(p->q_raw + 4 * i, &p->q[i], sizeof(p->q[i]));
     }
 }
 
