@@ -389,23 +389,6 @@ void problem_open(struct problem *p, const struct attend_shape *s)
     }
 }
 
-void problem_close(struct problem *p)
-{
-    struct ucm_attend_cuda *a = &p->args;
-    CUdeviceptr mine[] = {a->q,        a->list,      a->count,      a->numbers,
-                          a->entry_of, a->pool.base, a->pages.base, a->table,
-                          a->first,    a->length,    a->out,        a->lse,
-                          a->flags,    a->done,      a->partial,    a->partial_sum};
-    void *here[] = {p->pool,    p->encoded,  p->pages, p->q16,   p->q,      p->list,
-                    p->numbers, p->entry_of, p->count, p->first, p->length, p->table};
-
-    for (size_t i = 0; i < sizeof(mine) / sizeof(mine[0]); i++)
-        if (mine[i])
-            gpu_free(mine[i]);
-    for (size_t i = 0; i < sizeof(here) / sizeof(here[0]); i++)
-        free(here[i]);
-}
-
 static void shuffle(int32_t *x, uint32_t n)
 {
     for (uint32_t i = n; i > 1; i--) {
@@ -442,8 +425,6 @@ static void draw_tables(struct problem *p)
     }
     gpu_put(p->args.numbers, p->numbers, (uint64_t)s->sequences * s->entries * 4);
     gpu_put(p->args.entry_of, p->entry_of, rows * 4);
-    free(order);
-    free(entries);
 }
 
 int32_t problem_entry(const struct problem *p, uint64_t l, int32_t item)
@@ -501,10 +482,6 @@ void problem_cut(struct problem *p, uint32_t tiles)
     p->args.split_tiles = tiles;
     p->args.splits = (room + s->window * in_block + tiles - 1) / tiles;
     rows = p->rows * p->args.splits;
-    if (p->args.partial) {
-        gpu_free(p->args.partial);
-        gpu_free(p->args.partial_sum);
-    }
     p->args.partial = gpu_new(rows * p->v * 4);
     p->args.partial_sum = gpu_new(rows * sizeof(struct ucm_attend_cuda_sum));
 }

@@ -43,7 +43,6 @@ struct problem {
 };
 
 void problem_open(struct problem *p, const struct attend_shape *shape);
-void problem_close(struct problem *p);
 /* ENCODED: entry `entry` again, from its encoded bytes, here and on the GPU. */
 void problem_decode(struct problem *p, uint32_t entry);
 /* The largest |v|, about. */
@@ -69,7 +68,6 @@ struct answer {
 };
 
 struct answer answer_new(const struct problem *p);
-void answer_free(struct answer *a);
 /* The C's. */
 void answer_reference(const struct problem *p, struct answer *to);
 /* What the last launch answered; step launches first. */

@@ -13,12 +13,6 @@ struct answer answer_new(const struct problem *p)
     return (struct answer){fresh(p->rows * p->v * 4), fresh(p->rows * 4)};
 }
 
-void answer_free(struct answer *a)
-{
-    free(a->out);
-    free(a->lse);
-}
-
 /* The C's of one KV head of a sequence, over the entries that the tables lead to. */
 static void reference_head(const struct problem *p, uint32_t sequence, uint32_t g, float *scratch,
                            struct answer *to)
@@ -59,7 +53,6 @@ void answer_reference(const struct problem *p, struct answer *to)
     for (uint32_t sequence = 0; sequence < p->shape.sequences; sequence++)
         for (uint32_t g = 0; g < p->shape.kv_heads; g++)
             reference_head(p, sequence, g, scratch, to);
-    free(scratch);
 }
 
 static bool near(float a, float b, float by)
@@ -108,7 +101,6 @@ void answer_get(const struct problem *p, struct answer *to)
     for (uint64_t i = 0; i < n; i++)
         to->out[i] =
             p->shape.dtype == UCM_KV_F16 ? ucm_f16_decode(bits[i]) : ucm_bf16_decode(bits[i]);
-    free(bits);
 }
 
 void answer_step(const struct problem *p, struct answer *to)

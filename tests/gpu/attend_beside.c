@@ -43,7 +43,6 @@ static void pool_open(struct beside *b)
     host.step->now = 1;
     b->memory = gpu_put(0, memory, bytes);
     ucm_entries_layout(&b->pool, &shape, (void *)b->memory);
-    free(memory);
 }
 
 static void mapping_open(struct beside *b)
@@ -75,7 +74,6 @@ static void mapping_open(struct beside *b)
                                                          .head_stride = p->entry,
                                                          .rows = 1,
                                                          .row_bytes = (uint32_t)p->entry}};
-    free(from);
 }
 
 static void beside_open(struct beside *b, const struct attend_shape *shape)
@@ -88,7 +86,6 @@ static void beside_open(struct beside *b, const struct attend_shape *shape)
     problem_draw(&b->p);
     pool_open(b);
     mapping_open(b);
-    gpu_free(a->entry_of);
     a->entry_of = (CUdeviceptr)b->pool.entry_of;
     b->requests = gpu_put(0, requests, shape->sequences * 4);
     b->forgotten = gpu_new(b->p.n_numbers * 4);
@@ -101,19 +98,12 @@ static void beside_open(struct beside *b, const struct attend_shape *shape)
                                           .table = (const void *)a->numbers,
                                           .table_stride = shape->entries,
                                           .request = (const void *)b->requests};
-    free(requests);
 }
 
 static void beside_close(struct beside *b)
 {
-    b->p.args.entry_of = 0;
-    gpu_free(b->memory);
-    gpu_free(b->requests);
-    gpu_free(b->places);
-    gpu_free(b->forgotten);
     must(cuMemFreeHost(b->mapping), "the mapping");
-    free(b->place);
-    problem_close(&b->p);
+    memory_end();
 }
 
 /* ---- a layer's launches ---- */
@@ -152,7 +142,6 @@ static void forget(struct beside *b)
     gpu_put(b->forgotten, numbers, b->misses * 4);
     gpu_launch("ucm_entries_forget_numbers", 32, 128, 0,
                (void *[]){&b->pool, &b->forgotten, &b->misses});
-    free(numbers);
 }
 
 /* ---- tests ---- */
@@ -223,9 +212,6 @@ void test_beside_of(const struct attend_shape *shape, uint32_t tiles)
     }
     lose(&b);
     must(cuGraphExecDestroy(graph), "the graph");
-    answer_free(&want);
-    answer_free(&behind);
-    answer_free(&got);
     beside_close(&b);
 }
 

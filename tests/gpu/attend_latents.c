@@ -12,7 +12,6 @@ static void compare(struct problem *p, struct answer *want, const char *what)
     answer_step(p, &got);
     answer_compare(p, want, &got, what);
     check(problem_flags(p) == 0, "%s: flags", what);
-    answer_free(&got);
 }
 
 /* However few tiles fit into a thread block's memory, the bits are the same. */
@@ -39,9 +38,7 @@ static void test_rings(void)
             answer_step(&p, &got);
             answer_same(&p, &want, &got, "another ring");
         }
-        answer_free(&want);
-        answer_free(&got);
-        problem_close(&p);
+        memory_end();
     }
 }
 
@@ -67,8 +64,7 @@ static void test_far(void)
     compare(&p, &want, "log-sums far apart");
     problem_cut(&p, 320);
     compare(&p, &want, "log-sums far apart, one split");
-    answer_free(&want);
-    problem_close(&p);
+    memory_end();
 }
 
 /* Nothing to attend to, for all heads: 0 and -inf, with and without splits. */
@@ -95,8 +91,7 @@ static void test_empty(void)
     check(wrong == 0, "the reference of empty lists");
     problem_cut(&p, 3);
     compare(&p, &want, "empty lists");
-    answer_free(&want);
-    problem_close(&p);
+    memory_end();
 }
 
 void test_latents(void)

@@ -107,7 +107,6 @@ static void draw_list(struct rounds *r, uint64_t l)
         list[i] = all[j];
         all[j] = all[i];
     }
-    free(all);
 }
 
 static void draw_scores(struct rounds *r)
@@ -146,7 +145,6 @@ static void draw_lists(struct rounds *r)
             r->order[l * room + i] = (int32_t)(uint32_t)key[i];
     }
     gpu_put(r->args.score, r->score, r->lists * room * 4);
-    free(key);
 }
 
 /* ---- the launches ---- */
@@ -188,7 +186,6 @@ static void stop_open(struct rounds *r)
         .heads = gpu_new(r->lists * 4),
         .report = gpu_new(r->lists * sizeof(*r->report)),
         .told = gpu_new(sizeof(struct ucm_attend_cuda_told))};
-    free(candidates);
 }
 
 static void rounds_open(struct rounds *r, const struct attend_shape *shape,
@@ -232,23 +229,8 @@ static void rounds_open(struct rounds *r, const struct attend_shape *shape,
 
 static void rounds_close(struct rounds *r)
 {
-    struct ucm_attend_cuda_stop *s = &r->p.args.stop;
-    CUdeviceptr mine[] = {r->p.args.state, r->p.args.state_sum,
-                          s->candidates,   s->left.top,
-                          s->left.units,   s->ends,
-                          s->least,        s->next,
-                          s->heads,        s->report,
-                          s->told,         r->args.to,
-                          r->args.score,   r->args.row_score};
-    void *here[] = {r->row_score, r->score, r->order, r->list_end, r->report};
-
     must(cuGraphExecDestroy(r->graph), "the graph");
-    for (size_t i = 0; i < sizeof(mine) / sizeof(mine[0]); i++)
-        gpu_free(mine[i]);
-    for (size_t i = 0; i < sizeof(here) / sizeof(here[0]); i++)
-        free(here[i]);
-    answer_free(&r->got);
-    problem_close(&r->p);
+    memory_end();
 }
 
 /* ---- one list against the C ---- */
@@ -266,7 +248,6 @@ static void compare_order(const struct rounds *r)
             wrong += got[at + i] != r->p.list[at + (uint32_t)r->order[at + i]];
         }
     check(wrong == 0, "%lu items are in another order", (unsigned long)wrong);
-    free(got);
 }
 
 /* For the C: the figures of a list's rows for its blocks, and for the blocks that are not in it. */
@@ -288,7 +269,7 @@ static struct judged judged_new(const struct rounds *r, uint64_t l)
 {
     uint32_t n = r->p.count[l], all = blocks_of(r), room = r->p.shape.room;
     struct judged j = {.entries = fresh(n * 4 + 4), .left = fresh(r->list_rows * n * 4 + 4)};
-    bool *in = calloc(all, sizeof(*in));
+    bool *in = fresh(all * sizeof(*in));
     float *out = fresh(all * 4);
 
     for (uint32_t i = 0; i < n; i++) {
@@ -307,15 +288,7 @@ static struct judged judged_new(const struct rounds *r, uint64_t l)
                 out[beyond++] = left_of(r, l * r->list_rows + row, b);
         j.beyond[row] = ucm_left_of(out, beyond);
     }
-    free(in);
-    free(out);
     return j;
-}
-
-static void judged_free(struct judged *j)
-{
-    free(j->entries);
-    free(j->left);
 }
 
 /* The C's states of a list's KV heads after the window and its first n blocks, and its report of them. */
@@ -365,11 +338,6 @@ static struct ucm_stop_report reference(const struct rounds *r, uint64_t l, uint
           "the reference");
     for (uint32_t g = 0; g < heads; g++)
         ucm_attend_end(plan, &states[g], out + (uint64_t)g * s->group * s->d, lse + g * s->group);
-    judged_free(&j);
-    free(query);
-    free(floats);
-    free(states);
-    free(scratch);
     return report;
 }
 
@@ -421,8 +389,6 @@ static void compare_list(const struct rounds *r, uint64_t l)
         check(want.share < r->stop.eps + 0.03f, "list %lu, rule %u: it did not stop at %g",
               (unsigned long)l, r->stop.rule, (double)want.share);
     }
-    free(out);
-    free(lse);
 }
 
 static void compare_told(const struct rounds *r)

@@ -21,9 +21,6 @@ static void compare_cuts(struct problem *p)
         answer_same(p, &got, &again, "the second run");
         check(problem_flags(p) == 0, "flags");
     }
-    answer_free(&want);
-    answer_free(&got);
-    answer_free(&again);
 }
 
 /* The places of blocks change no bit. */
@@ -44,11 +41,7 @@ static void compare_places(struct problem *p)
     p->args.numbers = p->args.entry_of = 0; /* items are entries */
     answer_step(p, &entries);
     answer_same(p, &tables, &entries, "lists of entries, not of positions");
-    gpu_free(p->args.list);
     p->args = args;
-    free(direct);
-    answer_free(&tables);
-    answer_free(&entries);
 }
 
 /* A step with another word at a place of the GPU's memory. */
@@ -63,7 +56,6 @@ static void step_with(struct problem *p, CUdeviceptr at, int32_t word, uint32_t 
     answer_step(p, &got);
     check(problem_flags(p) == flags, "%s", what);
     gpu_put(at, &before, 4);
-    answer_free(&got);
 }
 
 /* A block that is not resident raises the flag, wherever the way to it ends. */
@@ -105,8 +97,6 @@ static void poison(struct problem *p)
     answer_compare(p, &want, &got, "with NaN");
     memcpy(p->pool + at, &before, 2);
     gpu_put(p->args.pool.base + at, &before, 2);
-    answer_free(&want);
-    answer_free(&got);
 }
 
 /* The same, and NaN for a row's scale; then for one of V, which reaches all channels. */
@@ -131,8 +121,6 @@ static void poison_encoded(struct problem *p)
         bytes[at[i]] = before;
         problem_decode(p, entry);
     }
-    answer_free(&want);
-    answer_free(&got);
 }
 
 static const struct attend_shape shapes[] = {
@@ -172,7 +160,7 @@ void test_steps_of(const struct attend_shape *shape)
         else
             poison(&p);
     }
-    problem_close(&p);
+    memory_end();
 }
 
 void test_steps(void)

@@ -7,12 +7,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+struct memory {
+    void *here;
+    CUdeviceptr there; /* one of both */
+};
+
 uint8_t gpu_uuid[16];
 CUstream gpu_stream;
 bool few;
 static unsigned passed, failed;
 static uint64_t seed = 1;
 static CUmodule module;
+static struct memory *kept;
+static size_t n_kept;
 
 bool check(bool condition, const char *format, ...)
 {
@@ -40,11 +47,29 @@ void must(CUresult r, const char *what)
     exit(1);
 }
 
+static void keep(void *here, CUdeviceptr there)
+{
+    kept = realloc(kept, (n_kept + 1) * sizeof(*kept));
+    if (!kept)
+        must(CUDA_ERROR_OUT_OF_MEMORY, "memory");
+    kept[n_kept++] = (struct memory){here, there};
+}
+
+void memory_end(void)
+{
+    for (; n_kept > 0; n_kept--) {
+        free(kept[n_kept - 1].here);
+        if (kept[n_kept - 1].there)
+            must(cuMemFree(kept[n_kept - 1].there), "freeing memory of the GPU");
+    }
+}
+
 CUdeviceptr gpu_new(size_t n)
 {
     CUdeviceptr at;
 
     must(cuMemAlloc(&at, n ? n : 4), "memory of the GPU");
+    keep(NULL, at);
     return at;
 }
 
@@ -61,11 +86,6 @@ void gpu_get(void *to, CUdeviceptr at, size_t n)
 {
     must(cuMemcpyDtoHAsync(to, at, n, gpu_stream), "a copy from the GPU");
     must(cuStreamSynchronize(gpu_stream), "a copy from the GPU");
-}
-
-void gpu_free(CUdeviceptr at)
-{
-    must(cuMemFree(at), "freeing memory of the GPU");
 }
 
 void gpu_sync(void)
@@ -138,10 +158,13 @@ float rnd_element(bool bf16, float size, uint16_t *bits)
 
 void *fresh(size_t n)
 {
-    void *p = calloc(1, n ? n : 1);
+    size_t bytes = n / 64 * 64 + 64;
+    void *p = aligned_alloc(64, bytes);
 
     if (!p)
         must(CUDA_ERROR_OUT_OF_MEMORY, "memory");
+    memset(p, 0, bytes);
+    keep(p, 0);
     return p;
 }
 
@@ -164,6 +187,7 @@ void gpu_begin(int argc, char **argv)
 int gpu_end(void)
 {
     must(cuStreamDestroy(gpu_stream), "the stream");
+    free(kept);
     printf("%u passed, %u failed\n", passed, failed);
     return failed > 0;
 }

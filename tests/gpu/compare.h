@@ -22,11 +22,12 @@ bool check(bool condition, const char *format, ...) __attribute__((format(printf
 /* Ends the program if a call of the driver failed. */
 void must(CUresult r, const char *what);
 
-/* Memory of the GPU. put copies n bytes to at, or if that is 0 to new memory, which it returns. */
+/* Memory of the GPU. put copies n bytes to at, or if that is 0 to new memory, which it returns. A
+ * case ends with memory_end, which frees all of it, and that of fresh. */
+void memory_end(void);
 CUdeviceptr gpu_new(size_t n);
 CUdeviceptr gpu_put(CUdeviceptr at, const void *from, size_t n);
 void gpu_get(void *to, CUdeviceptr at, size_t n);
-void gpu_free(CUdeviceptr at);
 void gpu_sync(void);
 
 /* Kernels of the module that was loaded last. `shared`: bytes of dynamic shared memory. */
@@ -40,6 +41,7 @@ uint32_t rnd_below(uint32_t n);
 float rnd_normal(void);
 /* A random element of bf16 or float16, and what it is. */
 float rnd_element(bool bf16, float size, uint16_t *bits);
-void *fresh(size_t n); /* zeroed; ends the program if there is none */
+/* Zeroed, at a multiple of 64; ends the program if there is none. */
+void *fresh(size_t n);
 
 #endif

@@ -74,7 +74,6 @@ static void blocks_code(struct scene *t)
         ucm_encode(&spec, 0, t->mapping.bytes + at, encoded);
         ucm_decode(&spec, 0, encoded, t->attended + at);
     }
-    free(encoded);
 }
 
 static void blocks_make(struct scene *t)
@@ -112,7 +111,6 @@ static void pages_make(struct scene *t)
     for (uint32_t i = 0; i < LAYERS * PAGES; i++)
         turn(t, t->pages + i * t->layer_bytes, turned + i * t->layer_bytes);
     t->gpu_pages = gpu_put(0, turned, LAYERS * PAGES * t->layer_bytes);
-    free(turned);
 }
 
 /* ---- a scene ---- */
@@ -228,15 +226,9 @@ void scene_close(struct scene *t)
     if (t->graph)
         must(cuGraphExecDestroy(t->graph), "the graph");
     ucm_cuda_decode_close(t->decode);
-    gpu_free(t->pool);
-    gpu_free(t->blocks);
-    gpu_free(t->gpu_pages);
-    gpu_free(t->gpu_input);
-    gpu_free(t->gpu_output);
     mapping_close(&t->mapping);
     mapping_close(&t->table);
-    free(t->attended);
-    free(t->pages);
+    memory_end();
 }
 
 /* ---- the mapping ---- */

@@ -59,7 +59,6 @@ uint32_t scene_chosen(struct scene *t, uint32_t layers)
                 *one = true;
             }
         }
-    free(out);
     return n;
 }
 
@@ -116,8 +115,6 @@ void scene_compare(struct scene *t, const char *what)
             wrong += !(fabsf(got->lse[layer][row + j] - lse[j]) <= 1e-3f);
     }
     check(wrong == 0, "%s, %s: %u numbers are wrong", t->spec.name, what, wrong);
-    free(scratch);
-    free(got);
 }
 
 /* Codes of K, codes of V, scales of K, scales of V. */
@@ -171,10 +168,8 @@ uint32_t scene_resident(struct scene *t, const char *what)
     uint32_t there = 0, wrong = 0;
     char why[UCM_ENTRIES_WHY] = "";
     struct ucm_entries s;
-    void *memory;
+    void *memory = fresh(size);
 
-    if (posix_memalign(&memory, 64, size) != 0)
-        must(CUDA_ERROR_OUT_OF_MEMORY, "memory");
     gpu_get(memory, t->decode->tables, size);
     gpu_get(pool, t->pool, bytes * t->spec.entries);
     ucm_entries_layout(&s, shape, memory);
@@ -186,7 +181,5 @@ uint32_t scene_resident(struct scene *t, const char *what)
                                  key % NUMBERS);
         }
     check(wrong == 0, "%s, %s: %u of %u entries are wrong", t->spec.name, what, wrong, there);
-    free(memory);
-    free(pool);
     return there;
 }

@@ -54,8 +54,6 @@ static void check_step(struct scene *t, bool graph)
     scene_output(t, again);
     check(r.flags == 0 && memcmp(out, again, sizeof(*out)) == 0, "%s: resident, other bits",
           t->spec.name);
-    free(out);
-    free(again);
 }
 
 /* Each run gets a round further. */
@@ -74,8 +72,6 @@ static void check_unserved(struct scene *t)
     check(runs > 0 && runs <= LAYERS * ROUNDS, "%s: served %u times", t->spec.name, runs);
     scene_output(t, got);
     check(memcmp(want, got, sizeof(*want)) == 0, "%s: served, other bits", t->spec.name);
-    free(want);
-    free(got);
 }
 
 void test_decode_rounds(const struct scene_spec *spec)

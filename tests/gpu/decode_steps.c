@@ -35,8 +35,6 @@ static void check_bits(struct scene *t)
           t->spec.name);
     scene_output(t, b);
     check(memcmp(a, b, sizeof(*a)) == 0, "%s: other entries, other bits", t->spec.name);
-    free(a);
-    free(b);
 }
 
 void test_decode_steps(const struct scene_spec *spec)
@@ -89,8 +87,6 @@ static void check_served(struct scene *t, const char *what)
     scene_output(t, got);
     check(memcmp(want, got, sizeof(*want)) == 0, "%s, %s: other bits", t->spec.name, what);
     scene_compare(t, what);
-    free(want);
-    free(got);
 }
 
 /* Of fewer entries than a step needs. */
@@ -161,7 +157,6 @@ static void check_aborted(struct scene *t)
         scene_resident(t, "after a step that never ended");
         scene_compare(t, "after a step that never ended");
     }
-    gpu_free(keys);
 }
 
 /* A block with an infinity, where entries are encoded. */

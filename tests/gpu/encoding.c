@@ -118,15 +118,9 @@ static void rig_open(struct rig *r, const struct ucm_encoding_spec *spec, uint32
 
 static void rig_close(struct rig *r)
 {
-    gpu_free(r->gpu_pages);
     if (r->pinned)
         must(cuMemFreeHost(r->pinned), "freeing pinned memory");
-    else
-        gpu_free(r->gpu_slots);
-    gpu_free(r->gpu_planes);
-    gpu_free(r->gpu_items);
-    free(r->pages);
-    free(r->slots);
+    memory_end();
 }
 
 static void slots_put(struct rig *r, const void *from)
@@ -192,7 +186,6 @@ static void dump(struct rig *r)
         for (uint32_t p = 0; p < r->n_planes; p++)
             ucm_encode(&r->spec, r->planes[p].tensor, page_of(r, i, p), encoded_of(r, i, p));
     same(r, "a dump", found, r->slots, r->slots_bytes);
-    free(found);
 }
 
 /* Decodes the slots and compares all pages, with the bytes between them. */
@@ -209,7 +202,6 @@ static void load(struct rig *r)
         for (uint32_t p = 0; p < r->n_planes; p++)
             ucm_decode(&r->spec, r->planes[p].tensor, encoded_of(r, i, p), page_of(r, i, p));
     same(r, "a load", found, r->pages, r->page_bytes);
-    free(found);
 }
 
 /* ---- values ---- */

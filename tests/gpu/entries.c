@@ -12,24 +12,15 @@ extern const unsigned char ucm_entries_fatbin[];
 void pool_open(struct pool *p, const struct ucm_entries_shape *shape)
 {
     char why[UCM_ENTRIES_WHY] = "";
-    void *memory;
 
     check(ucm_entries_check(shape, why) == 0, "a shape: %s", why);
     p->bytes = ucm_entries_bytes(shape);
-    if (posix_memalign(&memory, 64, p->bytes) != 0)
-        must(CUDA_ERROR_OUT_OF_MEMORY, "memory");
-    memset(memory, 0, p->bytes); /* also of lists, because unused items are compared, too */
-    ucm_entries_layout(&p->host, shape, memory);
+    /* zeroed: also unused items of lists are compared */
+    ucm_entries_layout(&p->host, shape, fresh(p->bytes));
     ucm_entries_init(&p->host);
     p->memory = gpu_new(p->bytes);
     ucm_entries_layout(&p->gpu, shape, (void *)(uintptr_t)p->memory);
     pool_write(p);
-}
-
-void pool_close(struct pool *p)
-{
-    gpu_free(p->memory);
-    free(p->host.stamp); /* where the memory begins */
 }
 
 void pool_write(struct pool *p)
@@ -147,9 +138,7 @@ static void test_one_by_one(void)
             want_both(&p, &model, words);
         between_both(&p, &model, words);
     }
-    gpu_free(words);
-    pool_close(&p);
-    pool_close(&q);
+    memory_end();
 }
 
 /* ---- many at once: what must hold in any order ---- */
@@ -278,9 +267,6 @@ static void one_layer(struct pool *p, struct pool *q, CUdeviceptr lists, uint32_
     gpu_launch("ucm_entries_publish_all", 4, 64, 0, (void *[]){&p->gpu, &flags});
     pool_read(p, "publish");
     check_taken(&q->host, &p->host, lost);
-    gpu_free(flags);
-    free(lost);
-    free(arrived);
 }
 
 static void test_at_once(uint32_t entries, uint32_t floor)
@@ -304,9 +290,7 @@ static void test_at_once(uint32_t entries, uint32_t floor)
         for (uint32_t layer_head = 0; layer_head < LISTS; layer_head++)
             one_layer(&p, &q, lists, layer_head);
     }
-    gpu_free(lists);
-    pool_close(&p);
-    pool_close(&q);
+    memory_end();
 }
 
 int main(int argc, char **argv)

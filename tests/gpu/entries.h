@@ -13,7 +13,6 @@ struct pool {
 };
 
 void pool_open(struct pool *p, const struct ucm_entries_shape *shape);
-void pool_close(struct pool *p);
 /* Copies all arrays from the GPU, and checks that they are whole. */
 void pool_read(struct pool *p, const char *when);
 void pool_write(struct pool *p);

@@ -81,11 +81,9 @@ static void scene_open(struct scene *t, uint32_t entries)
 
 static void scene_close(struct scene *t)
 {
-    pool_close(&t->pool);
-    gpu_free(t->places);
-    gpu_free(t->pool_bytes);
     mapping_close(&t->mapping);
     mapping_close(&t->table);
+    memory_end();
 }
 
 /* All keys of these numbers. */
@@ -101,8 +99,6 @@ static void want_numbers(struct scene *t, uint32_t first, uint32_t n)
     zero = gpu_put(0, requests, all * sizeof(*requests));
     gpu_launch("ucm_entries_want_keys", 2, 128, 0, (void *[]){&t->pool.gpu, &at, &zero, &all});
     gpu_sync();
-    gpu_free(at);
-    gpu_free(zero);
 }
 
 /* -> keys that are resident. Checks that their bytes are the promised ones. */
@@ -129,7 +125,6 @@ static uint32_t check_resident(struct scene *t, const char *when)
         }
     }
     check(wrong == 0, "%s: %u words of %u entries are wrong", when, wrong, there);
-    free(pool);
     return there;
 }
 
@@ -200,7 +195,6 @@ static void test_changing(const char *kernel, uint32_t rounds)
         numbers = gpu_put(0, all, sizeof(all));
         gpu_launch("ucm_entries_forget_numbers", 2, 64, 0, (void *[]){&t.pool.gpu, &numbers, &n});
         gpu_sync();
-        gpu_free(numbers);
     }
     t.stop = true;
     pthread_join(t.writer, NULL);

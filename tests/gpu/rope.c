@@ -34,14 +34,6 @@ static void launch(const struct work *w, const struct ucm_rope_spec *spec, uint3
     gpu_sync();
 }
 
-static void work_free(struct work *w)
-{
-    gpu_free(w->planes);
-    gpu_free(w->items);
-    gpu_free(w->at);
-    gpu_free(w->tables);
-}
-
 /* ---- bits ---- */
 
 struct shape {
@@ -147,17 +139,6 @@ static void load_new(struct load *l, const struct ucm_rope_spec *spec, const str
     gpu_put(l->gpu_slots, l->slots, l->slots_bytes);
 }
 
-static void load_free(struct load *l)
-{
-    work_free(&l->w);
-    gpu_free(l->gpu_pages);
-    gpu_free(l->gpu_slots);
-    free(l->pages);
-    free(l->slots);
-    free(l->found);
-    free(l->tables);
-}
-
 static void check_load(const struct ucm_rope_spec *spec, const struct shape *shape, uint32_t shift)
 {
     struct load l;
@@ -176,7 +157,7 @@ static void check_load(const struct ucm_rope_spec *spec, const struct shape *sha
     rerotate_pages(spec, l.host, l.at, l.items, l.tables);
     check(memcmp(l.found, l.pages, l.page_bytes) == 0, "in place: dtype %u, pairs %u, rows of %u",
           spec->dtype, spec->pairs, spec->dim);
-    load_free(&l);
+    memory_end();
 }
 
 static void test_bits(void)

@@ -131,19 +131,6 @@ static void problem_init(struct problem *p)
         .q = gpu_new(p->q_bytes)};
 }
 
-static void problem_free(struct problem *p)
-{
-    gpu_free(p->layer.summaries);
-    gpu_free(p->layer.table);
-    gpu_free(p->layer.n_blocks);
-    gpu_free(p->layer.q);
-    free(p->summaries);
-    free(p->table);
-    free(p->q);
-    free(p->q_raw);
-    free(p->plan);
-}
-
 /* ---- the reference ---- */
 
 static struct ucm_choose_spec choose_of(const struct problem *p)
@@ -167,13 +154,6 @@ static void lists_init(struct lists *l, const struct problem *p)
     l->count = fresh(lists * sizeof(*l->count));
     l->index = fresh(lists * p->info.room * sizeof(*l->index));
     l->score = fresh(lists * p->info.room * sizeof(*l->score));
-}
-
-static void lists_free(struct lists *l)
-{
-    free(l->count);
-    free(l->index);
-    free(l->score);
 }
 
 /* How many blocks each sequence may choose, if the launch says it: one sequence none, and one more
@@ -213,8 +193,7 @@ static void reference_sequence(const struct problem *p, uint32_t sequence, struc
     const void **at = fresh(n * sizeof(*at));
     struct ucm_score_blocks blocks = {.at = at, .n = n};
     float *scores = fresh((size_t)p->info.lists * n * sizeof(*scores));
-    void *scratch =
-        aligned_alloc(64, (ucm_score_scratch_bytes(p->plan, &score, n) + 127) / 64 * 64);
+    void *scratch = fresh(ucm_score_scratch_bytes(p->plan, &score, n));
     void *choosing = fresh(ucm_choose_scratch_bytes(&choose, n));
     struct ucm_score_job job;
 
@@ -234,10 +213,6 @@ static void reference_sequence(const struct problem *p, uint32_t sequence, struc
         out->count[list] = ucm_choose(&choose, scores + (size_t)l * n, n, choosing,
                                       out->index + list * room, out->score + list * room, room);
     }
-    free(at);
-    free(scores);
-    free(scratch);
-    free(choosing);
 }
 
 /* ---- comparing ---- */
@@ -288,15 +263,6 @@ static void answers_new(struct problem *p)
     p->layer.score = gpu_new(lists * p->info.room * sizeof(float));
 }
 
-static void answers_free(struct problem *p)
-{
-    gpu_free(p->layer.count);
-    gpu_free(p->layer.index);
-    gpu_free(p->layer.score);
-    if (p->layer.most)
-        gpu_free(p->layer.most);
-}
-
 static void answers_compare(struct problem *p)
 {
     size_t lists = (size_t)SEQUENCES * p->info.lists;
@@ -313,8 +279,6 @@ static void answers_compare(struct problem *p)
     for (size_t list = 0; list < lists && equal; list++)
         equal = list_equal(p, &want, &got, list);
     check(equal, "%s", problem_name(p));
-    lists_free(&want);
-    lists_free(&got);
 }
 
 static void compare(struct problem *p)
@@ -335,10 +299,9 @@ static void compare(struct problem *p)
             gpu_sync();
             answers_compare(p);
         }
-        answers_free(p);
         ucm_cuda_select_close(s);
     }
-    problem_free(p);
+    memory_end();
 }
 
 /* ---- cases ---- */
@@ -521,13 +484,11 @@ void test_graphs(void)
         must(cuStreamSynchronize(beside), "the kernel alongside");
         answers_compare(&p);
         answers_compare(&twin);
-        answers_free(&twin);
     }
     must(cuGraphExecDestroy(exec), "a graph");
     must(cuGraphDestroy(graph), "a graph");
     must(cuStreamDestroy(beside), "a stream");
     ucm_cuda_select_close(s);
     ucm_cuda_select_close(other);
-    answers_free(&p);
-    problem_free(&p);
+    memory_end();
 }

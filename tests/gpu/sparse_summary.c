@@ -142,7 +142,6 @@ static void expect(const struct ucm_summary_plan *plan, struct arena *a)
             memcpy(a->out + (l * (BLOCKS + 1) + (uint32_t)out_numbers[i]) * a->out_stride, summary,
                    plan->bytes);
         }
-    free(summary);
 }
 
 static bool launch(const struct ucm_sparse_summary *summary, const struct arena *a)
@@ -207,14 +206,7 @@ static void compare(const struct ucm_sparse_summary *summary)
             method_name(summary->method), s->dtype, s->tokens, s->kv_heads, s->head_dim,
             at % a.out_stride, plan->bytes, at / a.out_stride % (BLOCKS + 1), got[at], a.out[at]);
     }
-    gpu_free(a.gpu_kv);
-    gpu_free(a.gpu_out);
-    gpu_free(a.numbers);
-    gpu_free(a.out_numbers);
-    free(a.kv);
-    free(a.out);
-    free(got);
-    free(plan);
+    memory_end();
 }
 
 void test_summaries(void)
