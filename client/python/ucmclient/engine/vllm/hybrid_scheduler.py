@@ -155,9 +155,11 @@ class HybridScheduler(SchedulerHalf):
             if not groups:
                 continue
             order = self._in_order(groups, limit)[:_MAX_FULL]
-            hits = self._ask_prefix(tracked, link, self._keys_of(tracked, order))
+            hits = self._ask(tracked, link, self._keys_of(tracked, order))
             if hits is None:
                 return 0, 0
+            if hits.lease:
+                tracked.leases.append((link, hits.lease))
             done = {group.number: 0 for group in groups}
             for _, number, block in order[: hits.blocks]:
                 done[number] = block + 1
@@ -182,26 +184,6 @@ class HybridScheduler(SchedulerHalf):
             return keys.popitem()[1]
         size = len(next(iter(keys.values()))) // max(ends[next(iter(keys))], 1)
         return b"".join(keys[number][block * size : (block + 1) * size] for _, number, block in order)
-
-    def _ask_prefix(self, tracked: _HybridRequest, link: Link, keys: bytes) -> Any:
-        """None: nothing is known, or nothing is there."""
-        ns = link.ns
-        if ns is None or not keys:
-            return None
-        advice = self.lookup_table.look(ns, keys) if link is self.link else None
-        if self.lookup_table.spares(advice):
-            if not tracked.told:
-                link.tell(ns.lookup_note, keys, timeout=self.settings.lookup_timeout, request=tracked.vllm.request_id)
-            tracked.told = True
-            return None
-        hits = self.shared.prefix(link, tracked.vllm.request_id, keys)
-        if hits is None or hits.pending:
-            return None
-        if hits.lease:
-            tracked.leases.append((link, hits.lease))
-        if link is self.link:
-            self.lookup_table.learn(ns, advice, hits)
-        return hits
 
     def _lookup_others(self, tracked: _HybridRequest, reached: int) -> int:
         """The last token, up to `reached`, at which windows and states are cached; they are leased then."""
@@ -461,13 +443,7 @@ class HybridScheduler(SchedulerHalf):
         for name in failed or ():
             if name in self._requests:
                 self._requests[name].failed = True
-        for name in finished or ():
-            tracked = self._requests.get(name)
-            if tracked is not None:
-                if tracked.loading and not tracked.failed:
-                    self._nvme.measured(tracked.slow, time.monotonic() - tracked.began)
-                tracked.loading = False
-                self._release(tracked)
+        self._loaded(finished)
         for number, workers in released.items():
             hold = self._holds.get(number)
             if hold is not None:

@@ -34,6 +34,7 @@ from .sparse_scheduler import SparseScheduler
 from .tracked import NEVER, Promise, Request
 
 if TYPE_CHECKING:
+    from ...client import PrefixHits
     from .gather_loads import GatherPlanner
 
 logger = logging.getLogger("ucmclient.engine.vllm")
@@ -222,21 +223,9 @@ class SchedulerHalf(HeldPages):
             return promise
         self._release(tracked)
         keys = tracked.keys(0, min(tracked.hashed, _MAX_KEYS))
-        ns = self.link.ns if self.link is not None else None
-        if not keys or ns is None:
+        hits = self._ask(tracked, self.link, keys) if self.link is not None else None
+        if hits is None:
             return None
-        advice = self.lookup_table.look(ns, keys)
-        if self.lookup_table.spares(advice):
-            if not tracked.told:
-                self.link.tell(
-                    ns.lookup_note, keys, timeout=self.settings.lookup_timeout, request=tracked.vllm.request_id
-                )
-            tracked.told, tracked.stored = True, 0
-            return None
-        hits = self.shared.prefix(self.link, tracked.vllm.request_id, keys)
-        if hits is None or hits.pending:
-            return None
-        self.lookup_table.learn(ns, advice, hits)
         tracked.stored = hits.blocks
         if hits.blocks == 0:
             return None
@@ -245,6 +234,24 @@ class SchedulerHalf(HeldPages):
         until = time.monotonic() + self.settings.lease / 2
         tracked.promise = Promise(hits.blocks, hits.lease, until, hits.blocks - hits.in_dram)
         return tracked.promise
+
+    def _ask(self, tracked: Request, link: Link, keys: bytes) -> Optional[PrefixHits]:
+        """What a lookup answers. None: nothing is known, or the lookup table says that nothing is there."""
+        ns = link.ns
+        if ns is None or not keys:
+            return None
+        advice = self.lookup_table.look(ns, keys) if link is self.link else None
+        if self.lookup_table.spares(advice):
+            if not tracked.told:
+                link.tell(ns.lookup_note, keys, timeout=self.settings.lookup_timeout, request=tracked.vllm.request_id)
+            tracked.told, tracked.stored = True, 0
+            return None
+        hits = self.shared.prefix(link, tracked.vllm.request_id, keys)
+        if hits is None or hits.pending:
+            return None
+        if link is self.link:
+            self.lookup_table.learn(ns, advice, hits)
+        return hits
 
     def _handed_over(self, tracked: Request) -> int:
         """How many blocks a prefill instance hands over. Starts the time limit for waiting."""
@@ -427,13 +434,7 @@ class SchedulerHalf(HeldPages):
     def received(self, finished: Any, invalid: Any, number: int) -> None:
         """The workers' report. finished: requests whose loads ended. invalid: blocks that failed, which are computed
         and stored again. number: the latest plan that all ranks have carried out, 0 if unknown."""
-        for request_id in finished or ():
-            tracked = self._requests.get(request_id)
-            if tracked is not None:
-                if tracked.loading and not invalid:
-                    self._nvme.measured(tracked.slow, time.monotonic() - tracked.began)
-                tracked.loading = False
-                self._release(tracked)
+        self._loaded(finished, bool(invalid))
         if invalid:
             self._failed(invalid)
         self._known = max(self._known, number)
@@ -446,6 +447,15 @@ class SchedulerHalf(HeldPages):
             self._plan.stores += [held.copy for held in self._held if held.plan <= self._known]
             self._held = [held for held in self._held if held.plan > self._known]
         self._end()
+
+    def _loaded(self, finished: Any, invalid: bool = False) -> None:
+        for request_id in finished or ():
+            tracked = self._requests.get(request_id)
+            if tracked is not None:
+                if tracked.loading and not (invalid or tracked.failed):
+                    self._nvme.measured(tracked.slow, time.monotonic() - tracked.began)
+                tracked.loading = False
+                self._release(tracked)
 
     def spoiled(self, requests: Any) -> None:
         """What the latest step computed of these is wrong, and the engine preempts them. Nothing of it is stored."""
