@@ -19,7 +19,7 @@ import threading
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_uint64, c_void_p
 from functools import lru_cache
-from typing import Optional
+from typing import Any, Optional
 
 from . import _native as native
 from .client import Client, Memory, Namespace, Plane
@@ -58,13 +58,17 @@ def _candidates() -> list[str]:
     return native.candidates("UCMCLIENT_CUDA_LIB", SONAME, directories)
 
 
-@lru_cache(maxsize=None)
-def _library() -> ctypes.CDLL:
-    """libucmclient_cuda uses the libucmclient that this process has loaded."""
+def load_cuda(prototypes: dict[str, tuple[Any, list[Any]]]) -> ctypes.CDLL:
+    """libucmclient_cuda, which uses the libucmclient that this process has loaded."""
     try:
-        return native.load(_candidates(), _PROTOTYPES)
+        return native.load(_candidates(), prototypes)
     except OSError as error:
         raise CopyAgentMissing(str(error)) from None
+
+
+@lru_cache(maxsize=None)
+def _library() -> ctypes.CDLL:
+    return load_cuda(_PROTOTYPES)
 
 
 def require() -> None:

@@ -23,8 +23,8 @@ import array
 import bisect
 import ctypes
 import enum
-from collections.abc import Iterable, Sequence
-from ctypes import byref, c_uint32, c_uint64, c_void_p
+from collections.abc import Iterable
+from ctypes import byref, c_uint32, c_void_p
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
@@ -123,6 +123,7 @@ class Steps(_OnGpu):
     those of a layer, and for what a step did not get; 0: for all. rounds: how lists stop while attention runs; None: all that was chosen is attended."""
 
     _close = "ucm_cuda_decode_close"
+    _native = native
 
     def __init__(
         self,
@@ -196,11 +197,6 @@ class Steps(_OnGpu):
         """Bytes of a pool of so many entries."""
         return entries * cls._entry_bytes(shape, layer_bytes, whole, encoding)
 
-    def close(self) -> None:
-        handle = self._take()
-        if handle is not None:
-            native.library().ucm_cuda_decode_close(handle)
-
     # ---- a step ----
 
     def begin(self, stream: Any = None) -> None:
@@ -232,7 +228,8 @@ class Steps(_OnGpu):
         what = native.Layer(
             layer=layer, sequences=sequences, index=chosen.index.data_ptr(), count=chosen.counts.data_ptr(), table=table.data_ptr(),
             table_stride=table.stride()[0], request=requests.data_ptr(), q=q.data_ptr(), q_stride=q.stride()[0],
-            out=self._like_q(out, "out", sequences).data_ptr(), lse=0 if lse is None else self._lse(lse, sequences).data_ptr(),
+            out=self._shaped(out, "out", self._dtype, (sequences, *self._out)).data_ptr(),
+            lse=0 if lse is None else self._shaped(lse, "lse", "float32", (sequences, self.q_heads)).data_ptr(),
         )
         if pages is not None:
             self._pages(pages, sequences)
@@ -334,13 +331,10 @@ class Steps(_OnGpu):
         if not q[0].is_contiguous() or q.stride()[0] == 0:
             raise ValueError("q: the queries of a sequence must be contiguous, and each sequence has its own")
         lists = (q.shape[0], self.lists)
-        for what, tensor, shape in (("counts", chosen.counts, lists), ("index", chosen.index, (*lists, self.room))):
-            self._check(tensor, f"chosen.{what}", "int32", 2)
-            if tuple(tensor.shape) != shape or not tensor.is_contiguous():
-                raise ValueError(f"chosen.{what} has shape {tuple(tensor.shape)}; {shape} is wanted, contiguous")
+        self._shaped(chosen.counts, "chosen.counts", "int32", lists)
+        self._shaped(chosen.index, "chosen.index", "int32", (*lists, self.room))
         self._table(table, "table", q.shape[0])
-        if self._numbers(requests, "requests").shape[0] != q.shape[0]:
-            raise ValueError(f"requests has {requests.shape[0]} numbers for {q.shape[0]} sequences")
+        self._one_each(requests, "requests", q.shape[0])
 
     def _ranked(self, what: native.Layer, ranked: Optional[Ranked], chosen: Chosen, sequences: int) -> None:
         if ranked is None or chosen.scores is None:
@@ -351,37 +345,20 @@ class Steps(_OnGpu):
                 f"ranked.select has rows={select.rows}, q_heads={select.q_heads}, lists={select.lists}, sequences={select.sequences}; "
                 f"1, {self.q_heads}, {self.lists} and at least {sequences} are wanted"
             )
-        self._check(chosen.scores, "chosen.scores", "float32", 3)
-        if tuple(chosen.scores.shape) != (*lists, self.room) or not chosen.scores.is_contiguous():
-            raise ValueError(f"chosen.scores has shape {tuple(chosen.scores.shape)}; {(*lists, self.room)} is wanted, contiguous")
+        self._shaped(chosen.scores, "chosen.scores", "float32", (*lists, self.room))
         for name, tensor in (("n_blocks", ranked.n_blocks), ("least", ranked.least)):
-            if tensor is not None and self._numbers(tensor, f"ranked.{name}").shape[0] != sequences:
-                raise ValueError(f"ranked.{name} has {tensor.shape[0]} numbers for {sequences} sequences")
+            if tensor is not None:
+                self._one_each(tensor, f"ranked.{name}", sequences)
         what.candidates, what.score = ranked.n_blocks.data_ptr(), chosen.scores.data_ptr()
         what.head_scores, what.head_pitch = select.head_scores, select.head_pitch
         what.least = 0 if ranked.least is None else ranked.least.data_ptr()
         if ranked.report is not None:
-            self._check(ranked.report, "ranked.report", "int32", 3)
-            if tuple(ranked.report.shape) != (*lists, 4) or not ranked.report.is_contiguous():
-                raise ValueError(f"ranked.report has shape {tuple(ranked.report.shape)}; {(*lists, 4)} is wanted, contiguous")
-            what.report = ranked.report.data_ptr()
+            what.report = self._shaped(ranked.report, "ranked.report", "int32", (*lists, 4)).data_ptr()
 
     def _table(self, table: Any, what: str, sequences: int) -> None:
         self._check(table, what, "int32", 2)
         if len(table.shape) != 2 or table.shape[0] != sequences or table.stride()[1] != 1:
             raise ValueError(f"{what} has shape {tuple(table.shape)}; [{sequences}][...] is wanted, rows contiguous")
-
-    def _like_q(self, tensor: Any, what: str, sequences: int) -> Any:
-        self._check(tensor, what, self._dtype, 3)
-        if tuple(tensor.shape) != (sequences, *self._out) or not tensor.is_contiguous():
-            raise ValueError(f"{what} has shape {tuple(tensor.shape)}; {(sequences, *self._out)} is wanted, contiguous")
-        return tensor
-
-    def _lse(self, tensor: Any, sequences: int) -> Any:
-        self._check(tensor, "lse", "float32", 2)
-        if tuple(tensor.shape) != (sequences, self.q_heads) or not tensor.is_contiguous():
-            raise ValueError(f"lse has shape {tuple(tensor.shape)}; {(sequences, self.q_heads)} is wanted, contiguous")
-        return tensor
 
     def _pages(self, pages: Pages, sequences: int) -> None:
         if _dtype(self._check(pages.kv, "pages.kv", dims=2)) not in (self._kv_dtype, *["uint8"] * (self._kv_dtype[:6] == "float8")):
@@ -389,6 +366,5 @@ class Steps(_OnGpu):
         self._table(pages.table, "pages.table", sequences)
         if pages.of is not None and self._numbers(pages.of, "pages.of").shape[0] != self.numbers:
             raise ValueError(f"pages.of has {pages.of.shape[0]} entries for {self.numbers} numbers")
-        for what, tensor in (("first", pages.first), ("length", pages.length)):
-            if self._numbers(tensor, f"pages.{what}").shape[0] != sequences:
-                raise ValueError(f"pages.{what} has {tensor.shape[0]} numbers for {sequences} sequences")
+        self._one_each(pages.first, "pages.first", sequences)
+        self._one_each(pages.length, "pages.length", sequences)

@@ -6,8 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_int, c_uint32, c_uint64, c_void_p
 from functools import lru_cache
 
-from .._native import load
-from ..copy_agent import CopyAgentMissing, _candidates
+from ..copy_agent import load_cuda
 from ..errors import check as _check
 from ._native import Choose, Summary, Score
 
@@ -86,10 +85,7 @@ PROTOTYPES = {
 
 @lru_cache(maxsize=None)
 def library() -> ctypes.CDLL:
-    try:
-        return load(_candidates(), PROTOTYPES)
-    except OSError as error:
-        raise CopyAgentMissing(str(error)) from None
+    return load_cuda(PROTOTYPES)
 
 
 def check(rc: int) -> None:

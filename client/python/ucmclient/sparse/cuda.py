@@ -44,6 +44,7 @@ class _OnGpu(_Handle):
     """A handle on one GPU. Close it after its last launch has run, and when no graph will replay one."""
 
     _close = ""
+    _native: Any = native
 
     def __init__(self, gpu: Any):
         super().__init__()
@@ -73,6 +74,18 @@ class _OnGpu(_Handle):
             raise ValueError(f"{what} has shape {tuple(tensor.shape)}; one contiguous dimension is wanted")
         return tensor
 
+    def _one_each(self, tensor: Any, what: str, sequences: int) -> Any:
+        """A number for each sequence."""
+        if self._numbers(tensor, what).shape[0] != sequences:
+            raise ValueError(f"{what} has {tensor.shape[0]} numbers for {sequences} sequences")
+        return tensor
+
+    def _shaped(self, tensor: Any, what: str, dtype: str, shape: tuple[int, ...]) -> Any:
+        self._check(tensor, what, dtype, 2)
+        if tuple(tensor.shape) != shape or not tensor.is_contiguous():
+            raise ValueError(f"{what} has shape {tuple(tensor.shape)}; {shape} is wanted, contiguous")
+        return tensor
+
     def _stream(self, stream: Any) -> int:
         if stream is None:
             torch = sys.modules.get("torch")
@@ -84,7 +97,7 @@ class _OnGpu(_Handle):
     def close(self) -> None:
         handle = self._take()
         if handle is not None:
-            getattr(native.library(), self._close)(handle)
+            getattr(self._native.library(), self._close)(handle)
 
 
 class Builder(_OnGpu):
@@ -238,7 +251,7 @@ class Selector(_OnGpu):
         layer = native.SelectLayer(
             summaries.data_ptr(), _step(summaries), summaries.shape[0], sequences, table.data_ptr(), table.stride()[0],
             n_blocks.data_ptr(), q.data_ptr(), q.stride()[0], out.counts.data_ptr(), out.index.data_ptr(),
-            0 if out.scores is None else out.scores.data_ptr(), 0 if most is None else self._most(most, sequences).data_ptr(),
+            0 if out.scores is None else out.scores.data_ptr(), 0 if most is None else self._one_each(most, "most", sequences).data_ptr(),
         )
         native.check(native.library().ucm_cuda_select(self.handle, byref(layer), self._stream(stream)))
         return out
@@ -253,8 +266,7 @@ class Selector(_OnGpu):
             raise ValueError(f"table has shape {tuple(table.shape)}; [sequences][{self.max_blocks} or more] is wanted")
         if not 1 <= sequences <= self.sequences:
             raise ValueError(f"table has {sequences} sequences; this Selector is for 1 to {self.sequences}")
-        if self._numbers(n_blocks, "n_blocks").shape[0] != sequences:
-            raise ValueError(f"n_blocks has {n_blocks.shape[0]} numbers for {sequences} sequences")
+        self._one_each(n_blocks, "n_blocks", sequences)
         self._check(q, "q", self._q_dtype, 3)
         one = (self.q_heads, self.summary.shape.head_dim)
         wanted = [(sequences, self.rows, *one)] + [(sequences, *one)] * (self.rows == 1)
@@ -263,20 +275,9 @@ class Selector(_OnGpu):
         if not q[0].is_contiguous():
             raise ValueError("q: the queries of a sequence must be contiguous")
 
-    def _most(self, most: Any, sequences: int) -> Any:
-        if self._numbers(most, "most").shape[0] != sequences:
-            raise ValueError(f"most has {most.shape[0]} numbers for {sequences} sequences")
-        return most
-
     def _outputs(self, out: Chosen, sequences: int) -> None:
         lists = (sequences, self.lists)
-        for what, tensor, dtype, shape in (
-            ("out.counts", out.counts, "int32", lists),
-            ("out.index", out.index, "int32", (*lists, self.room)),
-            ("scores", out.scores, "float32", (*lists, self.room)),
-        ):
-            if what == "scores" and tensor is None:
-                break
-            self._check(tensor, what, dtype, 2)
-            if tuple(tensor.shape) != shape or not tensor.is_contiguous():
-                raise ValueError(f"{what} has shape {tuple(tensor.shape)}; {shape} is wanted, contiguous")
+        self._shaped(out.counts, "out.counts", "int32", lists)
+        self._shaped(out.index, "out.index", "int32", (*lists, self.room))
+        if out.scores is not None:
+            self._shaped(out.scores, "scores", "float32", (*lists, self.room))

@@ -8,14 +8,11 @@ from typing import Any, Optional
 from .._native import lib
 from ..errors import Status, UcmError, check
 from . import _native as native
-from .choice import Choice, Mass, Score, TopK
+from .choice import _HEADS, _METRICS, _REDUCES, Choice, Mass, Score, TopK
 from .summary import Summary, Shape
 from .schedule import Schedule
 
 _CHOICES = ("topk", "mass", "psa", "estimated", "certified")
-_REDUCES = ("max", "mean", "softmax")
-_HEADS = ("each", "sum", "max")
-_METRICS = ("dot", "l2", "rounded")
 
 
 def _table(ask: Any) -> dict[str, str]:
