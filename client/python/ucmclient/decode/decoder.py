@@ -92,7 +92,7 @@ class Decoder(Supply):
         one."""
         self.entries = entries
         self._places: dict[int, Any] = {}
-        super().__init__(source, summary, len(choices.layers), choices.choosing, room.rows, requests, part, gather_timeout, timeout)
+        super().__init__(source, summary, entries, len(choices.layers), choices.choosing, room.rows, requests, part, gather_timeout, timeout)
         self._summary_of = {layer: i for i, layer in enumerate(self.summarised)}
         self.choices, self.room, self.layer_bytes, self._maps = choices, room, layer_bytes, mapping
         self._heads = HeadBytes(summary.shape) if apart else None
@@ -110,12 +110,6 @@ class Decoder(Supply):
         self._careful = False
 
     # ---- what the supply asks ----
-
-    def _enter(self, request: int, floor: int) -> None:
-        self.entries.enter(request, floor)
-
-    def _leave(self, request: int) -> None:
-        self.entries.leave(request)
 
     def _forget(self, row: int) -> None:
         self.entries.forget(row)

@@ -68,7 +68,7 @@ class GpuDecoder(Supply):
         #: Held while another thread takes references, and while the mapping is closed.
         self._referencing = threading.Lock()
         super().__init__(
-            source, summary, steps.layers, range(steps.layers) if summarised is None else summarised, steps.numbers, steps.requests, part,
+            source, summary, steps, steps.layers, range(steps.layers) if summarised is None else summarised, steps.numbers, steps.requests, part,
             gather_timeout, timeout,
         )
         self.steps, self.layer_bytes, self._build, self._maps, self._beside = steps, layer_bytes, build, mapping, beside
@@ -121,12 +121,6 @@ class GpuDecoder(Supply):
                 self.steps.leave_mapping()
                 self._mapping = None
                 mapping.close()
-
-    def _enter(self, request: int, floor: int) -> None:
-        self.steps.enter(request, floor)
-
-    def _leave(self, request: int) -> None:
-        self.steps.leave(request)
 
     def _forget(self, row: int) -> None:
         self._forgotten.append(row)

@@ -124,15 +124,15 @@ def _runs(layers: abc.Sequence[int]) -> list[tuple[int, int]]:
 
 class Supply:
     """Base of the classes that own the memory. In them `_registered` says where the daemon finds it, `_compute` makes summaries of blocks that have pages, and
-    `_placed` takes places in the mapping. `_enter`, `_leave` and `_forget` go to the entries."""
+    `_placed` takes places in the mapping, and `_forget` goes to the entries."""
 
     def __init__(
-        self, source: Source, summary: Summary, layers: int, summarised: abc.Iterable[int], rows: int, requests: int, part: int,
+        self, source: Source, summary: Summary, entries: Any, layers: int, summarised: abc.Iterable[int], rows: int, requests: int, part: int,
         gather_timeout: float, timeout: float
     ):
-        """summarised: layers whose summaries are held. gather_timeout: for blocks and summaries to come, in seconds. timeout: of calls that only
+        """entries: what requests enter and leave. summarised: layers whose summaries are held. gather_timeout: for blocks and summaries to come, in seconds. timeout: of calls that only
         name them."""
-        self.source, self.summary, self.layers, self.part = source, summary, layers, part
+        self.source, self.summary, self._entries, self.layers, self.part = source, summary, entries, layers, part
         self.summarised = tuple(sorted(set(summarised)))
         if not self.summarised or self.summarised[0] < 0 or self.summarised[-1] >= layers:
             raise ValueError(f"summarised: layers {self.summarised} of {layers}; at least one, each below that, is right")
@@ -162,12 +162,6 @@ class Supply:
 
     def _placed(self, rows: abc.Sequence[int], referenced: Referenced, mapping: SharedMapping) -> None:
         """Where the blocks of these rows lie in the mapping."""
-        raise NotImplementedError
-
-    def _enter(self, request: int, floor: int) -> None:
-        raise NotImplementedError
-
-    def _leave(self, request: int) -> None:
         raise NotImplementedError
 
     def _forget(self, row: int) -> None:
@@ -250,7 +244,7 @@ class Supply:
     def open(self, name: str, floor: int = 0) -> Sequence:
         """floor: entries that it keeps against others."""
         if name not in self.sequences:
-            self._enter(self._numbers[-1], floor)  # if it raises, nothing was opened
+            self._entries.enter(self._numbers[-1], floor)  # if it raises, nothing was opened
             self.sequences[name] = Sequence(name, self._numbers.pop())
         return self.sequences[name]
 
@@ -259,7 +253,7 @@ class Supply:
         sequence = self.sequences.pop(name, None)
         if sequence is None:
             return
-        self._leave(sequence.number)
+        self._entries.leave(sequence.number)
         self._numbers.append(sequence.number)
         for row in sequence.rows:
             self.rows.release(row)

@@ -72,12 +72,8 @@ def settings_of(extra: Mapping[str, Any], where: str) -> Settings:
     return Settings(**{"lookup_timeout": 1.0, **extra})
 
 
-def _one_rank(mine: Any) -> list[Any]:
-    return [mine]
-
-
 def weights_of(settings: Settings, model: str, told: Mapping[str, Any], drafts: Sequence[tuple[str, Optional[str]]] = (),
-               of_all_ranks: Callable[[Any], Sequence[Any]] = _one_rank) -> str:
+               of_all_ranks: Callable[[Any], Sequence[Any]] = lambda mine: [mine]) -> str:
     """For an identity's revision: what tells weights apart that have one name. model: its name, or a path. Its files' sizes and times, or a hub's commit,
     count unless the user names the weights. If it is unknown which files were read, this engine shares with no other. told: what else the engine's user said
     of them. drafts: names and revisions of models whose KV lies next to it. of_all_ranks: takes what this rank says, and returns what each of the engine's
@@ -100,15 +96,12 @@ class Kept:
 
     _part = 0
 
-    def __init__(self, settings: Settings, identity: EngineIdentity, name: str):
+    def __init__(self, settings: Settings, identity: EngineIdentity, name: str, staged: bool = False):
         self.settings, self.identity = settings, identity
         self.page_bytes = identity.layer_bytes * identity.layers[0]
         #: Held while pages go through `_staging`. That holds whole pages in memory that the daemon maps, in place of memory that it can't map.
-        self._lock, self._staging = threading.Lock(), self._first_staging()
+        self._lock, self._staging = threading.Lock(), self._stage() if staged else None
         self.link = Link(settings, identity, name, self._register)
-
-    def _first_staging(self) -> Optional[SharedMemory]:
-        return None
 
     def _stage(self) -> SharedMemory:
         return SharedMemory(self._room() * self.page_bytes)
@@ -249,10 +242,7 @@ class PageStore(Kept):
         if not 0 <= part < identity.parts or identity.layers != (1,) or identity.layer_bytes != size:
             raise ValueError(f"a page has {size} bytes: an identity of parts with one layer of as many is right")
         self.direct = all(in_shared_memory(fragment.address) or on_gpu(fragment.address) for fragment in self.fragments)
-        super().__init__(settings, identity, name)
-
-    def _first_staging(self) -> Optional[SharedMemory]:
-        return None if self.direct else self._stage()
+        super().__init__(settings, identity, name, staged=not self.direct)
 
     def _room(self) -> int:
         return min(super()._room(), max(1, self.pages))

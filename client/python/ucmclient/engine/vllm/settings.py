@@ -101,11 +101,6 @@ class Settings:
     #: If the daemon keeps events for routers: send it the metadata of stored blocks.
     block_metadata: bool = field(default=True, metadata={"kind": None})
 
-    @property
-    def layers_apart(self) -> bool:
-        """Whether layers of a block are loaded or stored one by one."""
-        return self.layerwise or self.layer_stores > 0
-
     def for_role(self, producer: bool, consumer: bool) -> "Settings":
         """For kv_role: a mere producer does not load, and a mere consumer does not store. (vLLM reuses a producer's blocks while steps that
         write to them are under way. A load must not write to them then.)"""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class SparseRequest:
+class StepRequest:
     name: str
     #: From this position on its tokens are sparse.
     own: int
@@ -24,6 +24,10 @@ class SparseRequest:
     end: int = 0
     #: The number of its candidates that were complete before the step.
     whole: int = 0
+
+
+@dataclass(eq=False)
+class SparseRequest(StepRequest):
     #: How many first blocks have no pages any more.
     given: int = 0
     #: The page whose entry in `_owner` is this request.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from ... import decode
@@ -26,6 +26,7 @@ from ...sparse.policy import Policy
 from .identity import Unsupported, heads_of
 from .layout import Layout
 from .plan import Plan, SparseStep
+from .sparse_rows import StepRequest
 from .sparse_rules import Rules
 from .sparse_entries import HostEntries
 from .worker import WorkerHalf
@@ -51,19 +52,9 @@ def summary_by(rules: Rules, kv_cache_config: Any) -> Summary:
 
 
 @dataclass(eq=False)
-class _Request:
-    name: str
-    #: From this position on its tokens are sparse.
-    own: int
-    sequence: decode.Sequence
-    pages: list[int] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)
-    #: The step's tokens.
-    first: int = 0
-    end: int = 0
-    #: The number of its candidates that were complete before the step. The summaries of others come layer by layer. They count when the
-    #: scheduler goes on with the request, because then no rank has spoiled the step that made them.
-    whole: int = 0
+class _Request(StepRequest):
+    """The summaries of candidates that the step completes come layer by layer. They count when the scheduler goes on with the request,
+    because then no rank has spoiled the step that made them."""
 
     @property
     def sparse_from(self) -> int:
