@@ -29,13 +29,8 @@ def named(directory, names):
     return all(keys(name).hex() in there for name in names)
 
 
-class Nfs(hosts.Fleet):
-    """An NFS server; hosts in namespaces, with cables."""
-
-    def __init__(self, count, **options):
-        super().__init__(count, **options)
-        self.files = self.server.export
-        self.accidents = {"server killed": self.killed, "server stopped": self.stopped, "cable pulled": self.cable}
+class Served:
+    """What may happen to a server of its own."""
 
     def killed(self, _, chance):
         self.server.kill()
@@ -46,6 +41,15 @@ class Nfs(hosts.Fleet):
         self.server.halt()
         time.sleep(chance.uniform(0.5, 4))
         self.server.go_on()
+
+
+class Nfs(Served, hosts.Fleet):
+    """An NFS server; hosts in namespaces, with cables."""
+
+    def __init__(self, count, **options):
+        super().__init__(count, **options)
+        self.files = self.server.export
+        self.accidents = {"server killed": self.killed, "server stopped": self.stopped, "cable pulled": self.cable}
 
     def cable(self, host, chance):
         self.network.cable(host.number, False)
@@ -117,7 +121,7 @@ class Directory(Plain):
             self.mount.close()
 
 
-class S3(Plain):
+class S3(Served, Plain):
     """A bucket of Swift; a proxy for each host, which is its cable."""
 
     def begin(self):
@@ -135,16 +139,6 @@ class S3(Plain):
         self.proxies[number] = Proxy(self.server.port)
         return (f"s3://kv-hosts?endpoint=http://127.0.0.1:{self.proxies[number].port}&credentials={self.secret}/credentials "
                 f"read={self.secret} buffer=16MiB")
-
-    def killed(self, _, chance):
-        self.server.kill()
-        time.sleep(chance.random())
-        self.server.start()
-
-    def stopped(self, _, chance):
-        self.server.halt()
-        time.sleep(chance.uniform(0.5, 4))
-        self.server.go_on()
 
     def harmed(self, host, chance, kind):
         self.proxies[host.number].harm(kind, ("GET", "PUT", "HEAD", "DELETE"), 1 << 30)

@@ -22,7 +22,7 @@ import hosts_roots  # noqa: E402
 from second_client import DEMO, EXISTS, OK, Closed, Refused, Region, keys  # noqa: E402
 
 KIND = os.environ.get("UCM_HOSTS_KIND", "nfs")
-SECONDS = float(os.environ.get("UCM_HOSTS_SECONDS", "5"))
+SECONDS = float(os.environ.get("UCM_HOSTS_SECONDS", "3"))
 SEED = int(os.environ.get("UCM_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 WINDOW, CHAINS_A_SECOND, BLOCKS = 40, 4, 24
 IDENTITY = dict(DEMO, model="hosts", layers=[2], layer_bytes=32768)

@@ -8,6 +8,7 @@ With $UCM_ENCODING_GPU their pages lie on a GPU, and layers are as large as a ri
 import ctypes
 import mmap
 import os
+import struct
 
 from second_client import Case, Client, keys, memfd, u32
 
@@ -46,7 +47,6 @@ ENCODINGS = {}
 while (found := LIB.test_name(len(ENCODINGS))) is not None:
     ENCODINGS[found.decode()] = LIB.test_number(found)
 LIB.test_isa(0)  # the reference
-LOSSY = [name for name in ENCODINGS if name != "lossless"]
 
 
 class Reference:
@@ -184,6 +184,12 @@ class EncodingCase(Case):
         engine = Engine(daemon or self.daemon, {**IDENTITY, "model": self.id(), **(identity or {})}, encoding, blocks, **spec)
         self.addCleanup(engine.client.close)
         return engine
+
+    def identity_of(self, engine):
+        """The encoded namespace's identity as the page has it."""
+        listed = engine.listed()
+        return dict(IDENTITY, model=self.id(), dtype="encoded", layout=listed["layout"], layer_bytes=listed["layer_bytes"],
+                    salt=listed["base_fingerprint"] + struct.pack("<Q", LAYER) + engine.reference.identity())
 
     def spoil(self, encoded):
         """Flips a bit of the block on NVMe."""

@@ -10,7 +10,7 @@ from second_client import DEMO, EXISTS, OK, Case, Client, Daemon, OwnDaemons, Re
 SUITE_TIMEOUT_S = 240
 SIZES = (4096, 10000, 20000, 50000, 32768)  # of blocks: each has segments of its own
 BLOCKS = 8
-SMALL = {"nvme.size": "25MiB", "nvme.segment": "1MiB", "arena.size": "16MiB", "nvme.scrub": "0B"}
+SMALL = {"nvme.size": "25MiB", "nvme.segment": "1MiB", "arena.size": "8MiB", "nvme.scrub": "0B"}
 
 
 class Age(OwnDaemons, Case):
@@ -52,13 +52,13 @@ class Age(OwnDaemons, Case):
     def test_while_there_is_room_all_stays(self):
         """Each start begins a segment for each of five sizes, and fills it by half at most. The
         tier brings such blocks together, so that 24 segments suffice."""
-        left, used = self.rounds(12)
+        left, used = self.rounds(8)
         self.assertLess(used, 0.75)
-        self.assertEqual(left, [len(SIZES) * BLOCKS] * 12)
+        self.assertEqual(left, [len(SIZES) * BLOCKS] * 8)
 
     def test_evictions_by_name_cost_nothing_else(self):
-        left, _ = self.rounds(12, evicted=BLOCKS // 2)
-        self.assertEqual(left, [len(SIZES) * BLOCKS // 2] * 12)
+        left, _ = self.rounds(8, evicted=BLOCKS // 2)
+        self.assertEqual(left, [len(SIZES) * BLOCKS // 2] * 8)
 
     def test_the_oldest_goes_first(self):
         left, used = self.rounds(30)

@@ -7,7 +7,6 @@ import faulthandler
 import hashlib
 import os
 import random
-import struct
 import unittest
 
 from encoding_case import (BLOCK, DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, TENSOR, LAYER, SIZES, SUITE_TIMEOUT_S,
@@ -18,12 +17,6 @@ IN_DRAM, ON_NVME = 1, 2
 
 
 class Encodings(EncodingCase):
-    def identity_of(self, engine):
-        """The encoded namespace's identity as the page has it."""
-        listed = engine.listed()
-        return dict(IDENTITY, model=self.id(), dtype="encoded", layout=listed["layout"], layer_bytes=listed["layer_bytes"],
-                    salt=listed["base_fingerprint"] + struct.pack("<Q", LAYER) + engine.reference.identity())
-
     def test_every_encoding_stores_the_references_bytes(self):
         for name in ENCODINGS:
             for more in ({}, {"order": 1}, {"axis": 1}, {"axis": 1, "run": 5}, {"seed": 7}):
@@ -379,22 +372,6 @@ class Fleet(EncodingCase):
         self.assertEqual(other.dump([0], [3]), [EXISTS])
         self.assertEqual(other.load([0], [1]), [OK])
         self.assertEqual(other.pages.bytes(1), one.through(plain))
-
-    def test_by_namespace_open_it_is_a_namespace_of_bytes(self):
-        """A client knows the identity, but not encodings, while another has the namespace open
-        encoded."""
-        engine = self.engine("fp8")
-        engine.pages.fill(0)
-        self.assertEqual(engine.dump([0], [0]), [OK])
-        self.assertEqual(engine.dump([1], [0], raw=True), [OK])
-        identity = dict(IDENTITY, model=self.id(), dtype="encoded", layout="encoding/1/fp8", layer_bytes=sum(engine.reference.encoded),
-                        salt=engine.listed()["base_fingerprint"] + struct.pack("<Q", LAYER) + engine.reference.identity())
-        raw = self.client()
-        ns = raw.open(identity)
-        self.assertEqual(raw.hits(ns, 0), 1)
-        self.assertEqual(raw.hits(ns, 1), 0, "it does not fall through")
-        raw.close()
-        self.assertEqual(engine.hits(0, 1), 2)
 
 
 class Random(EncodingCase):

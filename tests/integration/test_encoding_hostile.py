@@ -6,7 +6,6 @@ the middle of a block, and connections that die."""
 import faulthandler
 import os
 import random
-import struct
 import unittest
 
 from encoding_case import (DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, TENSOR, LAYER, SIZES, SUITE_TIMEOUT_S, TOKENS, UNFIT,
@@ -32,11 +31,6 @@ class Mixed(EncodingCase):
 
 
 class Hostile(Mixed):
-    def identity_of(self, engine):
-        listed = engine.listed()
-        return dict(IDENTITY, model=self.id(), dtype="encoded", layout=listed["layout"], layer_bytes=listed["layer_bytes"],
-                    salt=listed["base_fingerprint"] + struct.pack("<Q", LAYER) + engine.reference.identity())
-
     def bytes_of(self, client, engine, blocks=16):
         """A region of the engine's encoded namespace. This client takes it for a namespace of
         bytes."""

@@ -463,14 +463,6 @@ class Keys(Encrypted):
             self.assertEqual(self.daemon.stop(), 0)
         self.start()
 
-    def test_a_kill_is_survived(self):
-        self.start()
-        kv = self.store()
-        self.client.close()
-        self.daemon.kill()
-        self.start()
-        self.loads(kv)
-
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)

@@ -17,7 +17,7 @@ from test_held_up import HOUR_S, OLDER_KERNEL
 AT_ONCE = 253  # descriptors of a message: the kernel's bound
 OTHER, UIDS = 3000, (3001, 3002, 3003)
 CONNECTIONS, PEERS = 40, 400  # of each uid, at once
-OF_FRAME, ROUNDS = 64, 5
+OF_FRAME, ROUNDS = 64, 3
 
 
 class Flood:

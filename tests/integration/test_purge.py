@@ -15,7 +15,7 @@ from mapping_case import MAPPINGS, Reader, SharedMapping
 
 SUITE_TIMEOUT_S = 240
 BLOCKS = 8
-MANY, FRAME = 2000, 16384
+MANY, FRAME = 600, 16384
 IO = 9
 NAMES = list(range(BLOCKS))
 GONE = [("namespace.purge", {}), ("namespace.purge", {"keys": keys(*NAMES)}), ("evict", {}), ("evict", {"keys": keys(*NAMES)})]

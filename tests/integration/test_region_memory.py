@@ -212,7 +212,7 @@ class Memory(Case):
         bystander, client = self.client(uid=1000), self.client(uid=1001)
         ns, theirs = client.open(dict(IDENTITY, model=self.id())), bystander.open(dict(IDENTITY, model=self.id()))
         waited_s = lasted_s = 0
-        for _ in range(4):
+        for _ in range(2):
             fd = memfd(1 << 30)
             try:
                 region = register(client, ns, fd)

@@ -9,7 +9,7 @@ import os
 import unittest
 
 from second_client import EXISTS, MISS, OK, keys
-from shared_case import ABSENT, HEADER, IN_DRAM, ON_NVME, ON_SHARED, SharedCase
+from shared_case import ABSENT, IN_DRAM, ON_NVME, ON_SHARED, SharedCase
 
 SUITE_TIMEOUT_S = 300
 
@@ -91,14 +91,6 @@ class Share(Halves, SharedCase):
         self.assertEqual(other.look(*range(4)), {"hits": 4, "shared": 4})
         self.loaded(other, 4, bytes_of)
 
-    def test_it_is_asked_again_after_a_restart(self):
-        one = self.host()
-        bytes_of = self.stored(one, 4)
-        self.assertEqual(one.daemon.stop(), 0)
-        again = self.host()
-        self.assertEqual(again.look(*range(6))["hits"], 4)
-        self.loaded(again, 4, bytes_of)
-
     def test_a_file_that_another_host_removed_is_a_miss(self):
         one, other = self.host(), self.host()
         self.stored(one, 4)
@@ -109,20 +101,6 @@ class Share(Halves, SharedCase):
         self.assertEqual(other.look(*range(4))["hits"], 0)
         self.assertEqual(one.look(*range(4)), {"hits": 4, "dram": 4})
         self.assertEqual(other.metrics()["shared_stale_lookups"], 4)
-
-    def test_a_damaged_file_is_a_miss(self):
-        one, other = self.host(), self.host()
-        self.stored(one, 3)
-        for number, path in enumerate(self.files()):
-            with open(path, "r+b") as file:
-                file.seek(number * 30 if number < 2 else HEADER + 5000)  # magic, checksum, payload
-                byte = file.read(1)
-                file.seek(-1, os.SEEK_CUR)
-                file.write(bytes([byte[0] ^ 1]))
-        before = other.regions[0].bytes(0)
-        other.look(*range(3))
-        self.assertEqual(set(other.regions[0].load(range(3), range(3))), {MISS})
-        self.assertEqual(other.regions[0].bytes(0), before)
 
     def test_prefetch_brings_them_to_dram(self):
         one, other = self.host(), self.host()
@@ -163,18 +141,6 @@ class Share(Halves, SharedCase):
         other.client.call("namespace.purge", ns=other.ns)
         self.assertEqual(len(self.files()), 3)
         self.assertEqual(one.look(*range(3)), {"hits": 3, "dram": 3})
-
-    def test_with_the_directory_gone_it_goes_on_with_what_it_has(self):
-        one = self.host()
-        self.stored(one, 2)
-        os.rename(self.directory, self.directory + ".away")
-        try:
-            self.assertEqual(one.look(0, 1, "x"), {"hits": 2, "dram": 2})
-            one.regions[0].fill(3)
-            self.assertEqual(one.regions[0].dump("z", [3]), [OK])
-            self.assertEqual(one.look("z"), {"hits": 1, "dram": 1})
-        finally:
-            os.rename(self.directory + ".away", self.directory)
 
     def test_stats_tell_of_the_roots(self):
         one = self.host()
