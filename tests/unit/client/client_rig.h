@@ -113,6 +113,16 @@ FAKE_FN int rig_load(struct rig *r, uint32_t n_keys, uint32_t lease, struct ucm_
     return ucm_load(r->region, &t, -1, out);
 }
 
+FAKE_FN uint32_t rig_leased_lookup(void)
+{
+    struct ucm_lookup l = {.keys = rig.keys, .n_keys = 1, .lease_ms = 1000};
+    uint32_t hits, lease = 0;
+
+    cr_assert_eq(ucm_lookup_prefix(rig.ns, &l, -1, &hits, NULL, &lease), 0);
+    cr_assert(lease != 0);
+    return lease;
+}
+
 /* A hook: keeps loads, to be answered by the test. */
 FAKE_FN bool rig_hold_loads(struct fake *f, int conn, int method, struct proto_envelope *env)
 {
@@ -195,6 +205,33 @@ FAKE_FN int rig_memfd(uint64_t bytes, bool sealed, void **p)
     if (sealed)
         cr_assert_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
     return fd;
+}
+
+/* How the descriptors of an answer are spoiled. A test's own ways begin with SPOIL_FDS. */
+enum rig_spoil {
+    SPOIL_NOTHING,
+    SPOIL_NO_FD,
+    SPOIL_TWO_FDS,
+    SPOIL_SHORT,
+    SPOIL_UNSEALED,
+    SPOIL_PIPE,
+    SPOIL_FDS,
+};
+
+/* Copies of a descriptor of so many bytes, or what takes their place. Returns how many. */
+FAKE_FN uint32_t rig_spoil_fds(unsigned spoil, int fd, uint64_t bytes, int fds[2])
+{
+    if (spoil == SPOIL_PIPE) {
+        cr_assert_eq(pipe2(fds, O_CLOEXEC), 0);
+        close(fds[1]);
+    } else if (spoil == SPOIL_SHORT || spoil == SPOIL_UNSEALED) {
+        fds[0] = rig_memfd(spoil == SPOIL_SHORT ? 4096 : bytes, spoil == SPOIL_SHORT, NULL);
+    } else if (spoil != SPOIL_NO_FD) {
+        fds[0] = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    }
+    if (spoil == SPOIL_TWO_FDS)
+        fds[1] = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    return spoil == SPOIL_NO_FD ? 0 : spoil == SPOIL_TWO_FDS ? 2 : 1;
 }
 
 FAKE_FN int rig_open_fds(void)

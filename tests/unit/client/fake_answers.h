@@ -70,9 +70,7 @@ FAKE_FN void fake_ns_open(struct fake *f, int conn, uint32_t msgid)
     uint8_t fingerprint[32] = {9};
     struct msg_ns_open_r m = {.fingerprint = {fingerprint, 32}};
 
-    pthread_mutex_lock(&f->lock);
-    m.ns = f->next_id++;
-    pthread_mutex_unlock(&f->lock);
+    FAKE_SET(f, m.ns, f->next_id++);
     fake_reply(f, conn, msgid, &proto_ns_open_r, &m);
 }
 
@@ -87,8 +85,8 @@ FAKE_FN uint32_t fake_region_add(struct fake *f, int slot, uint32_t ns)
     r = &f->regions[f->n_regions++];
     *r = (struct fake_region){.id = f->next_id++, .ns = ns, .n_fds = f->n_fds[slot]};
     for (uint32_t i = 0; i < f->n_fds[slot]; i++) {
-        if (i < 4 && fstat(f->fds[slot][i], &st) == 0)
-            r->ino[i] = st.st_ino;
+        if (i == 0 && fstat(f->fds[slot][i], &st) == 0)
+            r->ino = st.st_ino;
         close(f->fds[slot][i]);
     }
     f->n_fds[slot] = 0;
@@ -120,9 +118,7 @@ FAKE_FN void fake_ring_unregister(struct fake *f, int conn, uint32_t msgid, uint
 {
     bool found;
 
-    pthread_mutex_lock(&f->lock);
-    found = fake_staging_remove(&f->rings, id);
-    pthread_mutex_unlock(&f->lock);
+    FAKE_SET(f, found, fake_staging_remove(&f->rings, id));
     if (found)
         fake_reply(f, conn, msgid, &proto_none, NULL);
     else

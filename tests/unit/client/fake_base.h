@@ -23,7 +23,7 @@
 struct fake_region {
     uint32_t id;
     uint32_t ns;
-    ino_t ino[4]; /* of the descriptors that came with it */
+    ino_t ino; /* of the first descriptor that came with it */
     uint32_t n_fds;
 };
 
@@ -86,24 +86,6 @@ FAKE_FN int64_t fake_now_ms(void)
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* Waits until another thread has raised *(unsigned *)p to at least n. */
-FAKE_FN void fake_await(struct fake *f, const unsigned *p, unsigned n)
-{
-    int64_t end = fake_now_ms() + 20000;
-
-    for (;;) {
-        unsigned v;
-
-        pthread_mutex_lock(&f->lock);
-        v = *p;
-        pthread_mutex_unlock(&f->lock);
-        if (v >= n)
-            return;
-        cr_assert(fake_now_ms() < end, "waited for %u, still %u", n, v);
-        fake_sleep_ms(1);
-    }
-}
-
 /* A field of the fake, which its thread may write. */
 FAKE_FN uint64_t fake_read(struct fake *f, const void *field, size_t n)
 {
@@ -125,6 +107,17 @@ FAKE_FN uint64_t fake_read(struct fake *f, const void *field, size_t n)
 FAKE_FN unsigned fake_count(struct fake *f, enum ucm_method method)
 {
     return (unsigned)FAKE_GET(f, count[method]);
+}
+
+/* Waits until another thread has raised *(unsigned *)p to at least n. */
+FAKE_FN void fake_await(struct fake *f, const unsigned *p, unsigned n)
+{
+    int64_t end = fake_now_ms() + 20000;
+
+    while (fake_read(f, p, sizeof *p) < n) {
+        cr_assert(fake_now_ms() < end, "waited for %u", n);
+        fake_sleep_ms(1);
+    }
 }
 
 /* ---- replies ---- */

@@ -13,14 +13,8 @@
 #define MAPPING_BLOCKS (MAPPING_SLABS * MAPPING_SLOTS)
 
 enum mapping_spoil {
-    SPOIL_NOTHING,
     /* mapping.open */
-    SPOIL_OPEN_NO_FD,
-    SPOIL_OPEN_TWO_FDS,
-    SPOIL_TABLE_SHORT,
-    SPOIL_TABLE_UNSEALED,
-    SPOIL_TABLE_PIPE,
-    SPOIL_TABLE_MAGIC,
+    SPOIL_TABLE_MAGIC = SPOIL_FDS,
     SPOIL_TABLE_SIZES,
     SPOIL_SLOT_BYTES,
     SPOIL_OPEN_LAST = SPOIL_SLOT_BYTES,
@@ -46,7 +40,7 @@ static struct {
     int table, slabs[MAPPING_SLABS];
     struct ucm_mapping_header *header;
     uint8_t *memory[MAPPING_SLABS];
-    enum mapping_spoil spoil;
+    unsigned spoil;           /* rig_spoil or mapping_spoil */
     bool sent[MAPPING_SLABS]; /* to the present mapping */
     uint32_t id;              /* 0: none is open */
     uint32_t most_granted;    /* descriptors of one answer */
@@ -85,9 +79,8 @@ FAKE_FN void mapping_answer_open(struct fake *f, int conn, uint32_t msgid)
                                    .slot_bytes = MAPPING_SLOT_BYTES,
                                    .slabs = MAPPING_SLABS,
                                    .budget = MAPPING_SLABS * MAPPING_SLAB_BYTES};
-    int fds[2] = {-1, -1}, pipes[2];
-    enum mapping_spoil spoil;
-    uint32_t n = 1;
+    unsigned spoil;
+    int fds[2];
 
     pthread_mutex_lock(&f->lock);
     spoil = win.spoil;
@@ -95,31 +88,15 @@ FAKE_FN void mapping_answer_open(struct fake *f, int conn, uint32_t msgid)
     memset(win.sent, 0, sizeof win.sent);
     win.opens++;
     pthread_mutex_unlock(&f->lock);
-    fds[0] = dup(win.table);
-    if (spoil == SPOIL_OPEN_NO_FD) {
-        close(fds[0]);
-        n = 0;
-    } else if (spoil == SPOIL_OPEN_TWO_FDS) {
-        fds[1] = dup(win.table);
-        n = 2;
-    } else if (spoil == SPOIL_TABLE_SHORT || spoil == SPOIL_TABLE_UNSEALED) {
-        close(fds[0]);
-        fds[0] = rig_memfd(spoil == SPOIL_TABLE_SHORT ? 4096 : mapping_table_bytes(),
-                           spoil == SPOIL_TABLE_SHORT, NULL);
-    } else if (spoil == SPOIL_TABLE_PIPE) {
-        close(fds[0]);
-        cr_assert_eq(pipe2(pipes, O_CLOEXEC), 0);
-        fds[0] = pipes[0];
-        close(pipes[1]);
-    } else if (spoil == SPOIL_SLOT_BYTES) {
+    if (spoil == SPOIL_SLOT_BYTES)
         r.slot_bytes = 4096;
-    }
     win.header->magic[0] = spoil == SPOIL_TABLE_MAGIC ? 'X' : 'U';
     win.header->slabs = spoil == SPOIL_TABLE_SIZES ? MAPPING_SLABS + 1 : MAPPING_SLABS;
-    fake_reply_fds(conn, msgid, &proto_mapping_open_r, &r, fds, n);
+    fake_reply_fds(conn, msgid, &proto_mapping_open_r, &r, fds,
+                   rig_spoil_fds(spoil, win.table, mapping_table_bytes(), fds));
 }
 
-FAKE_FN int mapping_slab_fd(enum mapping_spoil spoil, uint32_t slab)
+FAKE_FN int mapping_slab_fd(unsigned spoil, uint32_t slab)
 {
     if (spoil == SPOIL_SLAB_SHORT)
         return rig_memfd(MAPPING_SLAB_BYTES - 4096, true, NULL);
@@ -136,7 +113,7 @@ FAKE_FN void mapping_answer_ref(struct fake *f, int conn, uint32_t msgid,
     uint32_t granted[UCM_MAX_FRAME_FDS], n_granted = 0, n_fds, done = 0;
     struct msg_mapping_ref_r r = {.moved = 1, .read = 2};
     int fds[UCM_MAX_FRAME_FDS];
-    enum mapping_spoil spoil;
+    unsigned spoil;
 
     pthread_mutex_lock(&f->lock);
     spoil = win.spoil;

@@ -42,22 +42,16 @@ Test(client, a_lookup_says_how_long_the_daemon_may_wait)
     }
 }
 
-static uint64_t looked_up_for(struct ucm_namespace *ns, const char *id)
+static uint64_t looked_up_for(const char *id)
 {
-    struct ucm_lookup l = {.keys = rig.keys, .n_keys = 1};
-    uint32_t hits;
-
     cr_assert_eq(ucm_set_request_id(id), 0, "%s", ucm_errmsg());
-    cr_assert_eq(ucm_lookup_prefix(ns, &l, -1, &hits, NULL, NULL), 0, "%s", ucm_errmsg());
+    cr_assert_eq(rig_lookup(&rig, -1), 0, "%s", ucm_errmsg());
     return FAKE_GET(&rig.fake, last_request);
 }
 
-static void *other_thread(void *ns)
+static void *other_thread(void *done)
 {
-    struct ucm_lookup l = {.keys = rig.keys, .n_keys = 1};
-    uint32_t hits;
-
-    return ucm_lookup_prefix(ns, &l, -1, &hits, NULL, NULL) == 0 ? ns : NULL;
+    return rig_lookup(&rig, -1) == 0 ? done : NULL;
 }
 
 Test(client, a_request_id_goes_with_the_threads_requests)
@@ -71,7 +65,7 @@ Test(client, a_request_id_goes_with_the_threads_requests)
     void *done;
 
     memcpy(&cmpl_1, "cmpl-1", 6);
-    cr_expect_eq(looked_up_for(rig.ns, "cmpl-1"), cmpl_1);
+    cr_expect_eq(looked_up_for("cmpl-1"), cmpl_1);
     cr_assert_eq(ucm_prefetch(rig.ns, &t, -1, &task), 0);
     cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
     cr_expect_eq(FAKE_GET(&rig.fake, last_request), cmpl_1);
@@ -79,12 +73,12 @@ Test(client, a_request_id_goes_with_the_threads_requests)
     cr_assert_eq(pthread_join(thread, &done), 0);
     cr_assert_not_null(done);
     cr_expect_eq(FAKE_GET(&rig.fake, last_request), 0, "another thread has none");
-    cr_expect_eq(looked_up_for(rig.ns, NULL), 0);
+    cr_expect_eq(looked_up_for(NULL), 0);
 
     memset(end, 'x', sizeof(end));
     memcpy(end + UCM_MAX_REQUEST_BYTES - 1, "\xc3\xa9", 3); /* its last byte would be the 65th */
     memcpy(&sent, end, 8);
-    cr_expect_eq(looked_up_for(rig.ns, end), sent, "it is cut before the character");
+    cr_expect_eq(looked_up_for(end), sent, "it is cut before the character");
     cr_expect_eq(ucm_set_request_id("a\nb"), -UCM_EINVALID);
     cr_expect_eq(ucm_set_request_id("\xff"), -UCM_EINVALID);
     cr_assert_eq(pthread_create(&thread, NULL, other_thread, rig.ns), 0);
@@ -116,19 +110,9 @@ Test(client, copies_tell_whether_the_worker_computes)
     ucm_region_gpu_busy(NULL, 1);
 }
 
-static uint32_t leased_lookup(void)
-{
-    struct ucm_lookup l = {.keys = rig.keys, .n_keys = 1, .lease_ms = 1000};
-    uint32_t hits, lease = 0;
-
-    cr_assert_eq(ucm_lookup_prefix(rig.ns, &l, -1, &hits, NULL, &lease), 0);
-    cr_assert(lease != 0);
-    return lease;
-}
-
 Test(client, a_lease_is_released_once)
 {
-    uint32_t lease = leased_lookup(), other = leased_lookup();
+    uint32_t lease = rig_leased_lookup(), other = rig_leased_lookup();
 
     cr_expect(lease != other);
     cr_assert_eq(ucm_release(rig.client, lease, -1), 0);
@@ -140,7 +124,7 @@ Test(client, a_lease_is_released_once)
 
 Test(client, a_lease_is_released_without_a_wait)
 {
-    uint32_t lease = leased_lookup();
+    uint32_t lease = rig_leased_lookup();
 
     fake_pause(&rig.fake, true);
     cr_assert_eq(ucm_release_soon(rig.client, lease), 0, "%s", ucm_errmsg());
@@ -155,7 +139,7 @@ Test(client, a_lease_is_released_without_a_wait)
 
 Test(client, a_load_takes_its_lease_along)
 {
-    uint32_t lease = leased_lookup();
+    uint32_t lease = rig_leased_lookup();
     struct ucm_task *task;
     struct ucm_result result;
 
@@ -172,7 +156,7 @@ Test(client, many_leases)
     uint32_t lease[300];
 
     for (unsigned i = 0; i < 300; i++)
-        lease[i] = leased_lookup();
+        lease[i] = rig_leased_lookup();
     cr_assert_eq(ucm_release(rig.client, lease[299], -1), 0);
     cr_expect_eq(FAKE_GET(&rig.fake, last_lease), 1299);
 }

@@ -224,14 +224,6 @@ Test(client_mapping, without_addresses_there_are_none)
     cr_expect_eq(ucm_mapping_release(mapping, places), -UCM_EINVALID);
 }
 
-Test(client_mapping, closing_ends_it_in_the_daemon)
-{
-    open_and_ref(0);
-    ucm_mapping_close(mapping);
-    cr_assert_eq(rig_lookup(&rig, -1), 0);
-    cr_expect_eq(WGET(closes), 1u);
-}
-
 /* ---- reconnects ---- */
 
 Test(client_mapping, after_a_break_all_places_are_misses)
@@ -308,9 +300,9 @@ Test(client_mapping, answers_of_open_that_do_not_fit)
 {
     int before = rig_open_fds();
 
-    for (enum mapping_spoil s = SPOIL_OPEN_NO_FD; s <= SPOIL_OPEN_LAST; s++) {
+    for (unsigned s = SPOIL_NO_FD; s <= SPOIL_OPEN_LAST; s++) {
         WSET(spoil, s);
-        cr_expect_eq(ucm_mapping_open(rig.ns, 0, 0, -1, &mapping), -UCM_EPROTOCOL, "%d: %s", (int)s,
+        cr_expect_eq(ucm_mapping_open(rig.ns, 0, 0, -1, &mapping), -UCM_EPROTOCOL, "%u: %s", s,
                      ucm_errmsg());
         rig_expect_fds(before, "an answer that does not fit");
     }
@@ -325,11 +317,11 @@ Test(client_mapping, answers_of_ref_that_do_not_fit)
 
     open_mapping(0);
     before = rig_open_fds();
-    for (enum mapping_spoil s = SPOIL_REF_NO_FD; s <= SPOIL_REF_LAST; s++) {
+    for (unsigned s = SPOIL_REF_NO_FD; s <= SPOIL_REF_LAST; s++) {
         WSET(spoil, s);
-        cr_expect_eq(ref(0, MAPPING_BLOCKS, NULL), -UCM_EPROTOCOL, "%d: %s", (int)s, ucm_errmsg());
+        cr_expect_eq(ref(0, MAPPING_BLOCKS, NULL), -UCM_EPROTOCOL, "%u: %s", s, ucm_errmsg());
         rig_expect_fds(before, "an answer that does not fit");
-        cr_expect_eq(read_block(0), UCM_MAPPING_MISS, "%d", (int)s);
+        cr_expect_eq(read_block(0), UCM_MAPPING_MISS, "%u", s);
     }
     WSET(spoil, SPOIL_NOTHING);
     cr_assert_eq(ref(0, MAPPING_BLOCKS, NULL), 0, "%s", ucm_errmsg());
@@ -339,7 +331,7 @@ Test(client_mapping, answers_of_ref_that_do_not_fit)
 Test(client_mapping, places_out_of_the_mapping_are_none)
 {
     open_mapping(0);
-    for (enum mapping_spoil s = SPOIL_PLACE_SLOT; s <= SPOIL_PLACE_UNGRANTED; s++) {
+    for (unsigned s = SPOIL_PLACE_SLOT; s <= SPOIL_PLACE_UNGRANTED; s++) {
         struct ucm_mapping_referenced result;
 
         /* What was granted stays so. */
@@ -350,7 +342,7 @@ Test(client_mapping, places_out_of_the_mapping_are_none)
             WSET(spoil, s);
         }
         cr_assert_eq(ref(0, 4, &result), 0, "%s", ucm_errmsg());
-        cr_expect_eq(result.placed, 0u, "%d", (int)s);
+        cr_expect_eq(result.placed, 0u, "%u", s);
         cr_expect_eq(read_block(0), UCM_MAPPING_MISS);
     }
 }

@@ -18,14 +18,14 @@ Test(client_reconnect, registers_again_with_the_same_memory)
     struct ucm_result result;
     uint64_t id = FAKE_GET(&rig.fake, regions[0].id);
 
-    cr_expect_eq(FAKE_GET(&rig.fake, regions[0].ino[0]), inode(rig.fd));
+    cr_expect_eq(FAKE_GET(&rig.fake, regions[0].ino), inode(rig.fd));
     rig_restart();
     cr_expect_eq(FAKE_GET(&rig.fake, n_regions), 0);
     cr_assert_eq(rig_load(&rig, 2, 0, &task), 0, "%s", ucm_errmsg());
     cr_assert_eq(rig_finish(task, &result), 0);
     cr_assert_eq(FAKE_GET(&rig.fake, n_regions), 1);
     cr_expect_eq(FAKE_GET(&rig.fake, regions[0].n_fds), 1);
-    cr_expect_eq(FAKE_GET(&rig.fake, regions[0].ino[0]), inode(rig.fd));
+    cr_expect_eq(FAKE_GET(&rig.fake, regions[0].ino), inode(rig.fd));
     cr_expect(FAKE_GET(&rig.fake, regions[0].id) != id,
               "the daemon counts on; the handle is mapped");
     cr_expect_eq(ucm_connection_epoch(rig.client), 2);
@@ -75,18 +75,16 @@ Test(client_reconnect, a_call_waits_for_the_daemon)
 
 Test(client_reconnect, old_leases_mean_nothing)
 {
-    struct ucm_lookup l = {.keys = rig.keys, .n_keys = 1, .lease_ms = 60000};
+    uint32_t old = rig_leased_lookup(), fresh;
     struct ucm_task *task;
     struct ucm_result result;
-    uint32_t hits, old, fresh;
 
-    cr_assert_eq(ucm_lookup_prefix(rig.ns, &l, -1, &hits, NULL, &old), 0);
     fake_hang_up(&rig.fake);
     /* Numbers from the beginning, as a new daemon's. */
     FAKE_SET(&rig.fake, rig.fake.next_lease, 1000);
     while (ucm_connection_epoch(rig.client) == 1)
         rig_lookup(&rig, -1);
-    cr_assert_eq(ucm_lookup_prefix(rig.ns, &l, -1, &hits, NULL, &fresh), 0);
+    fresh = rig_leased_lookup();
     cr_assert_eq(ucm_release(rig.client, old, -1), 0);
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_RELEASE), 0);
     FAKE_SET(&rig.fake, rig.fake.last_lease, 77);
