@@ -3,10 +3,10 @@
 #define TESTS_UNIT_CONFIG_RIG_H
 
 #include "daemon/config/table.h"
+#include "tests/runner/wipe.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <ftw.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,16 +27,10 @@ static inline void setup(void)
     unsetenv("LISTEN_FDS");
 }
 
-static int remove_cb(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-    (void)st, (void)type, (void)ftw;
-    return remove(path);
-}
-
 static inline void teardown(void)
 {
     config_free(&c);
-    nftw(directory, remove_cb, 16, FTW_DEPTH | FTW_PHYS);
+    wipe(directory);
 }
 
 static inline void write_bytes(const char *text, size_t n)

@@ -1,9 +1,9 @@
 /* How much memory a daemon may take, from files as kernels of both cgroup versions show them. */
 #include "daemon/config/memory.h"
+#include "tests/runner/wipe.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,15 +42,9 @@ static void setup(void)
          "MemTotal:       8388608 kB\nMemFree:  1 kB\nMemAvailable:    4194304 kB\n");
 }
 
-static int remove_cb(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-    (void)st, (void)type, (void)ftw;
-    return remove(path);
-}
-
 static void teardown(void)
 {
-    nftw(root, remove_cb, 16, FTW_DEPTH | FTW_PHYS);
+    wipe(root);
 }
 
 TestSuite(memory, .init = setup, .fini = teardown, .timeout = 10);

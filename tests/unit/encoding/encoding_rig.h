@@ -4,6 +4,7 @@
 
 #include "kernels/encoding/arith.h"
 #include "kernels/encoding/encoding.h"
+#include "tests/unit/random.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -13,18 +14,6 @@
 #define RIG_FN static inline __attribute__((unused))
 
 static const uint32_t rig_dtypes[2] __attribute__((unused)) = {UCM_ENCODING_F16, UCM_ENCODING_BF16};
-static uint64_t rig_state = 1;
-
-RIG_FN uint64_t rig_random(void)
-{
-    rig_state += UINT64_C(0x9e3779b97f4a7c15);
-    return ucm_mix64(rig_state);
-}
-
-RIG_FN uint32_t rig_below(uint32_t n)
-{
-    return (uint32_t)((rig_random() >> 32) * n >> 32);
-}
 
 /* About normal: a sum of four uniform values. */
 RIG_FN float rig_normal(void)
@@ -32,7 +21,7 @@ RIG_FN float rig_normal(void)
     float sum = 0;
 
     for (int i = 0; i < 4; i++)
-        sum += (float)rig_below(1 << 20) * 0x1p-20f - 0.5f;
+        sum += (float)below(1 << 20) * 0x1p-20f - 0.5f;
     return sum * 1.7f;
 }
 
@@ -65,7 +54,7 @@ RIG_FN uint32_t rig_element(uint32_t dtype, enum rig_values values, uint32_t cha
     static const uint32_t special[2][8] = {
         {0x7c00, 0xfc00, 0x7e00, 0x7c01, 0xffff, 0x0000, 0x8000, 0x0001},
         {0x7f80, 0xff80, 0x7fc0, 0x7f81, 0xffff, 0x0000, 0x8000, 0x0001}};
-    uint32_t h = (uint32_t)rig_random() & 0xffff, inf = ucm_element_inf(dtype);
+    uint32_t h = below(65536), inf = ucm_element_inf(dtype);
 
     switch (values) {
     case RIG_BITS:
@@ -77,8 +66,8 @@ RIG_FN uint32_t rig_element(uint32_t dtype, enum rig_values values, uint32_t cha
     case RIG_HUGE:
         return (h & 0x80ff) | (dtype == UCM_ENCODING_F16 ? 0x7b00 : 0x7f00);
     case RIG_SPECIAL:
-        if (rig_below(4) == 0)
-            return special[dtype == UCM_ENCODING_BF16][rig_below(8)];
+        if (below(4) == 0)
+            return special[dtype == UCM_ENCODING_BF16][below(8)];
         break;
     case RIG_ZERO:
         return h & 0x8000;
@@ -100,8 +89,7 @@ RIG_FN void rig_fill(const struct ucm_encoding_spec *spec, uint32_t tensor, enum
     const struct ucm_encoding_tensor *s = &spec->tensor[tensor];
 
     for (uint32_t row = 0; row < s->tokens * s->heads; row++) {
-        enum rig_values kind =
-            values < RIG_VALUES ? values : (enum rig_values)rig_below(RIG_VALUES);
+        enum rig_values kind = values < RIG_VALUES ? values : (enum rig_values)below(RIG_VALUES);
 
         for (uint32_t c = 0; c < s->dim; c++)
             rig_put(raw, (uint64_t)row * s->dim + c, rig_element(spec->dtype, kind, c));

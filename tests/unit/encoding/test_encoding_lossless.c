@@ -42,8 +42,7 @@ Test(encoding_lossless, sizes_and_dtypes)
 Test(encoding_lossless, kv_comes_back_bit_for_bit)
 {
     for (uint32_t i = 0; i < 200; i++) {
-        struct rig_tensor r =
-            tensor_of(1 + rig_below(40), 1 + rig_below(5), 1 + rig_below(200), i % 2);
+        struct rig_tensor r = tensor_of(1 + below(40), 1 + below(5), 1 + below(200), i % 2);
         uint64_t elements = r.raw_bytes / 2;
 
         for (uint64_t k = 0; k < elements; k++) { /* about normal, down to 2^-13 of the largest */
@@ -51,7 +50,7 @@ Test(encoding_lossless, kv_comes_back_bit_for_bit)
 
             rig_put(r.raw, k, ucm_bf16_encode(ucm_abs(x) < 0x1p-9f ? 0.5f : x));
         }
-        rig_put(r.raw, rig_below((uint32_t)elements), 0xffab); /* NaN with a payload */
+        rig_put(r.raw, below((uint32_t)elements), 0xffab); /* NaN with a payload */
         cr_assert(round_trip(&r));
         rig_free(&r);
     }

@@ -146,7 +146,7 @@ Test(encoding_q4, centres_make_keys_better)
         struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 32, 2, 128);
         struct rig_tensor r = rig_tensor(&spec, tensor, 0);
 
-        rig_state = 5;
+        random_state = 5;
         for (uint32_t i = 0; i < 32 * 2 * 128; i++) {
             float direction = (float)(i % 256 * 37 % 17) - 8.0f;
 
@@ -238,7 +238,7 @@ Test(encoding_q4, outliers_do_not_set_the_scale)
         struct rig_tensor r = rig_tensor(&spec, 0, 0);
         float larger = ldexpf(1, (int)(5 * i));
 
-        rig_state = 9;
+        random_state = 9;
         for (uint32_t e = 0; e < 64 * 2 * 128; e++)
             put(&r, e, rig_normal() * (e % 64 == 17 ? larger : 1.0f));
         rig_round_trip(&r);

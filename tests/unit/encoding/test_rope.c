@@ -2,21 +2,16 @@
  */
 #include "kernels/rope/arith.h"
 #include "kernels/simd/isa.h"
+#include "tests/unit/random.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t random_next(uint64_t *state)
+static float unit(void)
 {
-    *state += UINT64_C(0x9e3779b97f4a7c15);
-    return ucm_mix64(*state);
-}
-
-static float unit(uint64_t *state)
-{
-    return (float)(random_next(state) >> 40) * 0x1p-23f - 1.0f;
+    return (float)below(1u << 24) * 0x1p-23f - 1.0f;
 }
 
 static const struct ucm_rope_spec shapes[] = {
@@ -128,8 +123,7 @@ static void check_pair(const struct ucm_rope_spec *s, struct pair raw, struct pa
                   (double)y, bound);
 }
 
-static void check_shift(const struct ucm_rope_spec *s, const struct ucm_rope_shift *t,
-                        uint64_t *state)
+static void check_shift(const struct ucm_rope_spec *s, const struct ucm_rope_shift *t)
 {
     uint64_t bytes = ucm_rope_bytes(s);
     uint8_t *k = malloc(bytes), *out = malloc(bytes);
@@ -137,12 +131,12 @@ static void check_shift(const struct ucm_rope_spec *s, const struct ucm_rope_shi
     struct pair *raw = calloc((uint64_t)s->rows * s->rotary / 2, sizeof *raw);
 
     for (uint64_t i = 0; i < (uint64_t)s->rows * s->dim; i++)
-        element_put(s, k, i, unit(state));
+        element_put(s, k, i, unit());
     for (uint32_t i = 0; i < s->rotary / 2; i++)
         for (uint32_t row = 0; row < s->rows; row++) {
             struct pair *p = &raw[row * (s->rotary / 2) + i], old;
 
-            *p = (struct pair){unit(state), unit(state)};
+            *p = (struct pair){unit(), unit()};
             old = rotated(*p, angle(s, i, t->old_position, t->old_length));
             element_put(s, k, row * s->dim + ucm_rope_channel_x(s, i), (float)old.x);
             element_put(s, k, row * s->dim + ucm_rope_channel_y(s, i), (float)old.y);
@@ -180,7 +174,6 @@ Test(rope, a_turn_is_a_rotation_from_scratch)
         {0, UCM_ROPE_POSITION_MAX, 0, UCM_ROPE_POSITION_MAX},
         {UCM_ROPE_POSITION_MAX, 7, 0, 0},
     };
-    uint64_t state = 1;
 
     for (uint32_t dtype = 0; dtype <= UCM_ROPE_FP8_E4M3; dtype++)
         for (size_t shape = 0; shape < COUNT(shapes); shape++)
@@ -188,13 +181,12 @@ Test(rope, a_turn_is_a_rotation_from_scratch)
                 for (size_t t = 0; t < COUNT(shifts); t++) {
                     struct ucm_rope_spec s = join(&shapes[shape], &scalings[scaling], dtype);
 
-                    check_shift(&s, &shifts[t], &state);
+                    check_shift(&s, &shifts[t]);
                 }
 }
 
 /* Rows of several tokens are rotated like rows of one, wherever their tokens lie. */
-static void check_columns(const struct ucm_rope_spec *s, uint32_t run, bool in_place,
-                          uint64_t *state)
+static void check_columns(const struct ucm_rope_spec *s, uint32_t run, bool in_place)
 {
     struct ucm_rope_spec rows = *s, columns = *s;
     struct ucm_rope_shift shift = {.old_position = 48, .new_position = 7000};
@@ -207,7 +199,7 @@ static void check_columns(const struct ucm_rope_spec *s, uint32_t run, bool in_p
     cr_assert_eq(ucm_rope_bytes(&columns), bytes);
     for (uint64_t i = 0; i < n; i++) {
         uint64_t token = i / s->dim, place = token / run * run * s->dim + i % s->dim * run;
-        float x = unit(state);
+        float x = unit();
 
         element_put(s, k, i, x);
         element_put(s, t, place + token % run, x);
@@ -228,26 +220,22 @@ static void check_columns(const struct ucm_rope_spec *s, uint32_t run, bool in_p
 Test(rope, rows_of_several_tokens)
 {
     static const uint32_t runs[] = {2, 16, 700};
-    uint64_t state = 5;
 
     for (uint32_t dtype = 0; dtype <= UCM_ROPE_FP8_E4M3; dtype++)
         for (size_t i = 0; i < COUNT(shapes); i++)
             for (size_t r = 0; r < COUNT(runs); r++) {
                 struct ucm_rope_spec s = join(&shapes[i], &scalings[0], dtype);
 
-                check_columns(&s, runs[r], r % 2 == 0, &state);
+                check_columns(&s, runs[r], r % 2 == 0);
             }
 }
 
 /* The error is half a step of float32 below 1, wherever the positions are. */
 Test(rope, angles_are_exact_at_a_million)
 {
-    uint64_t state = 2;
-
     for (int n = 0; n < 2000; n++) {
         struct ucm_rope_spec s = join(&shapes[0], &scalings[(size_t)n % COUNT(scalings)], 0);
-        struct ucm_rope_shift t = {random_next(&state) % 2000000, random_next(&state) % 2000000, 0,
-                                   0};
+        struct ucm_rope_shift t = {below(2000000), below(2000000), 0, 0};
         struct ucm_rope_angle table[UCM_ROPE_PAIRS_MAX];
 
         ucm_rope_table(&s, &t, table);
@@ -339,8 +327,6 @@ static void check_bits(const struct ucm_rope_spec *s, const struct ucm_rope_angl
  * touched. */
 Test(rope, any_bits_can_be_shifted)
 {
-    uint64_t state = 3;
-
     for (uint32_t dtype = UCM_ROPE_F32; dtype <= UCM_ROPE_FP8_E4M3; dtype++)
         for (int n = 0; n < 400; n++) {
             struct ucm_rope_spec s = join(&shapes[(size_t)n % COUNT(shapes)], &scalings[0], dtype);
@@ -349,7 +335,7 @@ Test(rope, any_bits_can_be_shifted)
             struct ucm_rope_angle table[UCM_ROPE_PAIRS_MAX];
 
             for (uint64_t i = 0; i < bytes; i++)
-                k[i] = (uint8_t)random_next(&state);
+                k[i] = (uint8_t)below(256);
             out[0] = out[bytes + 1] = 0xa5;
             ucm_rope_table(&s, &(struct ucm_rope_shift){0, 1 + (uint64_t)n, 0, 0}, table);
             ucm_isa_limit(n % 2 ? UCM_ISA_AVX512 : UCM_ISA_BASE);

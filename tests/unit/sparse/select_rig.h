@@ -5,6 +5,7 @@
 
 #include "kernels/simd/isa.h"
 #include "kernels/sparse/select.h"
+#include "tests/unit/random.h"
 
 #include <criterion/criterion.h>
 #include <stdbool.h>
@@ -12,22 +13,6 @@
 #include <string.h>
 
 /* ---- random numbers ---- */
-
-static uint64_t rig_state = 1;
-
-static inline uint64_t rig_random(void)
-{
-    uint64_t z = rig_state += UINT64_C(0x9e3779b97f4a7c15);
-
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
-static inline uint32_t rig_below(uint32_t n)
-{
-    return (uint32_t)(rig_random() % n);
-}
 
 static inline float rig_bits(uint32_t u)
 {
@@ -43,7 +28,7 @@ static inline float rig_normal(void)
     double sum = -6;
 
     for (int i = 0; i < 12; i++)
-        sum += (double)(rig_random() >> 11) * 0x1p-53;
+        sum += (double)below(1u << 31) * 0x1p-31;
     return (float)sum;
 }
 
@@ -55,7 +40,7 @@ static inline float rig_hard(void)
                                     0x007fffff, 0x00800000, 0x7f7fffff, 0xff7fffff,
                                     0x3f800000, 0xbf800000, 0x7e000000, 0xfe000000};
 
-    return rig_below(3) == 0 ? rig_normal() : rig_bits(bits[rig_below(sizeof(bits) / 4)]);
+    return below(3) == 0 ? rig_normal() : rig_bits(bits[below(sizeof(bits) / 4)]);
 }
 
 /* ---- summaries ---- */
@@ -92,9 +77,9 @@ static inline uint16_t rig_scale(bool hard)
 {
     static const uint16_t odd[] = {0x7fc0, 0x0000, 0x0001, 0x7f7f, 0x7f80, 0xffc0};
 
-    if (rig_below(hard ? 4 : 40) == 0)
-        return odd[rig_below(hard ? 6 : 2)];
-    return (uint16_t)(0x3b00 + rig_below(0x200));
+    if (below(hard ? 4 : 40) == 0)
+        return odd[below(hard ? 6 : 2)];
+    return (uint16_t)(0x3b00 + below(0x200));
 }
 
 static inline void rig_fill(const struct ucm_summary_plan *plan, uint8_t *summary, bool hard)
@@ -102,10 +87,10 @@ static inline void rig_fill(const struct ucm_summary_plan *plan, uint8_t *summar
     uint32_t heads = plan->spec.shape.kv_heads, scales = 0;
 
     for (uint32_t i = 0; i < plan->bytes; i++)
-        summary[i] = (uint8_t)rig_random();
+        summary[i] = (uint8_t)below(256);
     if (plan->spec.method == UCM_SUMMARY_HASH) {
         for (uint32_t g = 0; g < heads; g++)
-            memset(summary + plan->array[1] + 4 * g, rig_below(20) == 0, 4);
+            memset(summary + plan->array[1] + 4 * g, below(20) == 0, 4);
         return;
     }
     for (int a = 0; a < UCM_SUMMARY_ARRAYS && (a == 0 || plan->scale[a] != 0); a++)
@@ -133,7 +118,7 @@ static inline void rig_init(struct rig *r, const struct ucm_summary_spec *spec,
     r->q = malloc(values * sizeof(*r->q));
     cr_assert(r->at != NULL && r->q != NULL);
     for (uint32_t b = 0; b < n; b++) {
-        if (hard && rig_below(6) == 0)
+        if (hard && below(6) == 0)
             continue;
         r->at[b] = malloc(r->plan.bytes);
         cr_assert_not_null(r->at[b]);

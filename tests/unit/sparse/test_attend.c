@@ -120,8 +120,8 @@ Test(attend, exact_arithmetic_within_the_bound)
         open_form(&p, f, round % 3 == 2 ? 12.0f : 1.0f);
         q = rig_normals((uint64_t)f->group * f->d, round % 3 == 1 ? 4.0f : 1.0f);
         for (uint32_t i = 0; i < 12; i++)
-            entries[i] = (int32_t)rig_below(ENTRIES);
-        compare_with_exact(&p, q, entries, 1 + rig_below(12), rig_below(f->tokens));
+            entries[i] = (int32_t)below(ENTRIES);
+        compare_with_exact(&p, q, entries, 1 + below(12), below(f->tokens));
     }
 }
 
@@ -161,7 +161,7 @@ Test(attend, all_blocks_through_lists_are_dense_attention)
         const struct ucm_attend_spec spec = spec_of(&forms[f]);
         struct rig_pool dense, sparse;
         int32_t in_order[ENTRIES], anywhere[ENTRIES];
-        uint32_t tail = rig_below(forms[f].tokens);
+        uint32_t tail = below(forms[f].tokens);
         float *q = rig_normals((uint64_t)forms[f].group * forms[f].d, 1), *a, *b;
         uint64_t n = (uint64_t)forms[f].group * (forms[f].v_d + 1);
 
@@ -170,7 +170,7 @@ Test(attend, all_blocks_through_lists_are_dense_attention)
         for (uint32_t i = 0; i < ENTRIES; i++)
             in_order[i] = anywhere[i] = (int32_t)i;
         for (uint32_t i = ENTRIES - 1; i > 0; i--) {
-            uint32_t j = rig_below(i + 1);
+            uint32_t j = below(i + 1);
             int32_t t = anywhere[i];
 
             anywhere[i] = anywhere[j];
@@ -180,7 +180,7 @@ Test(attend, all_blocks_through_lists_are_dense_attention)
             memcpy(sparse.bytes + (uint32_t)anywhere[i] * sparse.memory.stride,
                    dense.bytes + i * dense.memory.stride, ucm_kv_shape_extent(&spec.shape, true));
         a = attend_list(&dense, 0, q, in_order, ENTRIES, tail, ENTRIES);
-        b = attend_list(&sparse, 0, q, anywhere, ENTRIES, tail, 1 + rig_below(ENTRIES));
+        b = attend_list(&sparse, 0, q, anywhere, ENTRIES, tail, 1 + below(ENTRIES));
         expect_same(a, b, n);
     }
 }

@@ -7,9 +7,8 @@ Test(attend_cut, cuts_hold_all_tiles_and_fit_the_kernels)
     static const uint32_t dims[] = {64, 128, 256};
 
     for (uint32_t i = 0; i < 20000; i++) {
-        uint32_t lists = 1 + rig_below(i % 2 ? 16 : 4000), d = dims[i % 3];
-        uint32_t tiles =
-            rig_below(i % 5 ? 1000 : UCM_ATTEND_CUDA_SPLIT * UCM_ATTEND_CUDA_SPLITS + 1);
+        uint32_t lists = 1 + below(i % 2 ? 16 : 4000), d = dims[i % 3];
+        uint32_t tiles = below(i % 5 ? 1000 : UCM_ATTEND_CUDA_SPLIT * UCM_ATTEND_CUDA_SPLITS + 1);
         struct ucm_attend_cuda_cut cut = ucm_attend_cuda_cut(
             lists, tiles, 132 * ucm_attend_cuda_places(d, 1 + i % 2, 1 + i % 16));
 

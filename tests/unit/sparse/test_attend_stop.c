@@ -241,17 +241,17 @@ static struct seen try_keys(enum keys kind, uint32_t rounds)
     struct seen seen = {0};
 
     for (uint32_t round = 0; round < rounds; round++) {
-        struct ucm_stop_spec stop = {UCM_STOP_CERTIFIED, 1 + rig_below(4), 0};
-        uint32_t window = rig_below(3), n = rig_below(BLOCKS - window + 1);
+        struct ucm_stop_spec stop = {UCM_STOP_CERTIFIED, 1 + below(4), 0};
+        uint32_t window = below(3), n = below(BLOCKS - window + 1);
         struct sequence s;
 
-        open_sequence(&s, dtypes[round % 4], 1 + rig_below(6), 4 * (1 + rig_below(10)));
+        open_sequence(&s, dtypes[round % 4], 1 + below(6), 4 * (1 + below(10)));
         fill_keys(&s, kind);
         make_list(&s, n, window, round % 8 != 7);
         for (uint32_t i = 0; i < 4; i++) {
             struct ucm_stop_report r;
 
-            stop.eps = (float)rig_below(1000) * 0.001f;
+            stop.eps = (float)below(1000) * 0.001f;
             r = attend(&s, stop);
             cr_assert(r.share >= stop.eps || r.blocks == n);
             cr_assert_eq(r.share, r.certificate);
@@ -337,11 +337,11 @@ Test(attend_stop, blocks_leave_in_any_order)
 Test(attend_stop, the_share_is_the_quotient_of_the_weights)
 {
     for (uint32_t i = 0; i < 10000; i++) {
-        float a = 30 * rig_normal(), sum = 1 + (float)rig_below(100), w[2] = {0, 30 * rig_normal()};
+        float a = 30 * rig_normal(), sum = 1 + (float)below(100), w[2] = {0, 30 * rig_normal()};
         struct ucm_left left;
         double truth, share;
 
-        w[0] = w[1] - (float)rig_below(5);
+        w[0] = w[1] - (float)below(5);
         left = ucm_left_of(w, 2);
         truth =
             1 / (1 + (exp((double)w[0] - (double)a) + exp((double)w[1] - (double)a)) / (double)sum);
@@ -479,7 +479,7 @@ Test(attend_stop, the_window_is_no_choice)
 Test(attend_stop, rounds_do_not_change_the_bits)
 {
     for (uint32_t round = 0; round < 40; round++) {
-        struct ucm_stop_spec stop = {rig_below(4), 1 + rig_below(5), 0.7f};
+        struct ucm_stop_spec stop = {below(4), 1 + below(5), 0.7f};
         struct ucm_stop_report r;
         struct sequence s;
         float *once;

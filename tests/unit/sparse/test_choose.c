@@ -164,17 +164,17 @@ static float score_of_kind(int kind)
     case 0:
         return rig_normal();
     case 1: /* many ties */
-        return (float)rig_below(5);
+        return (float)below(5);
     case 2: /* all bits */
-        return rig_bits((uint32_t)rig_random());
+        return rig_bits(below(UINT32_MAX));
     case 3:
-        return rig_bits(odd_bits[rig_below(10)]);
+        return rig_bits(odd_bits[below(10)]);
     case 4: /* keys that differ in their last digit only */
-        return rig_bits(0x3f800000 + rig_below(900));
+        return rig_bits(0x3f800000 + below(900));
     case 5: /* and in their middle one */
-        return rig_bits(0x3f800000 + (rig_below(1000) << 10));
+        return rig_bits(0x3f800000 + (below(1000) << 10));
     default: /* few poisoned among equal ones */
-        return rig_below(10) == 0 ? INFINITY : 1.5f;
+        return below(10) == 0 ? INFINITY : 1.5f;
     }
 }
 
@@ -183,14 +183,14 @@ static struct ucm_choose_spec random_spec(uint32_t n)
     struct ucm_choose_spec spec;
 
     ucm_choose_defaults(&spec);
-    spec.sparse_ratio = rig_below(101) / 100.0;
-    spec.min_blocks = rig_below(3) == 0 ? rig_below(n + 2) : 0;
-    spec.sink_blocks = rig_below(2) == 0 ? rig_below(3) : rig_below(n + 2);
-    spec.recent_blocks = rig_below(2) == 0 ? rig_below(3) : rig_below(n + 2);
-    if (rig_below(3) == 0)
-        spec.topk_tokens = 1 + rig_below(16 * n + 1);
-    if (rig_below(3) == 0)
-        spec.limit = 1 + rig_below(n + 1);
+    spec.sparse_ratio = below(101) / 100.0;
+    spec.min_blocks = below(3) == 0 ? below(n + 2) : 0;
+    spec.sink_blocks = below(2) == 0 ? below(3) : below(n + 2);
+    spec.recent_blocks = below(2) == 0 ? below(3) : below(n + 2);
+    if (below(3) == 0)
+        spec.topk_tokens = 1 + below(16 * n + 1);
+    if (below(3) == 0)
+        spec.limit = 1 + below(n + 1);
     return spec;
 }
 
@@ -200,33 +200,33 @@ static void compare_random(uint32_t policy, int kind, uint32_t n)
     float *scores = malloc(n * sizeof(*scores) + 1);
 
     spec.policy = policy;
-    spec.eps = rig_below(1001) / 1000.0;
+    spec.eps = below(1001) / 1000.0;
     for (uint32_t b = 0; b < n; b++)
         scores[b] = score_of_kind(kind);
-    compare(&spec, scores, n, rig_below(2) == 0 ? n : rig_below(n + 1));
+    compare(&spec, scores, n, below(2) == 0 ? n : below(n + 1));
     free(scores);
 }
 
 Test(choose, top_k_is_what_a_sort_gives)
 {
     for (int round = 0; round < 4000; round++)
-        compare_random(UCM_CHOOSE_TOPK, round % 7, 1 + rig_below(round % 100 == 0 ? 5000 : 60));
+        compare_random(UCM_CHOOSE_TOPK, round % 7, 1 + below(round % 100 == 0 ? 5000 : 60));
 }
 
 Test(choose, mass_is_what_a_sort_gives)
 {
     for (int round = 0; round < 2000; round++) {
-        uint32_t n = 1 + rig_below(round % 50 == 0 ? 3000 : 60);
+        uint32_t n = 1 + below(round % 50 == 0 ? 3000 : 60);
         struct ucm_choose_spec spec = random_spec(n);
         float *scores = malloc(n * sizeof(*scores));
-        uint32_t poison = rig_below(3) == 0 ? 1 + rig_below(20) : 0;
+        uint32_t poison = below(3) == 0 ? 1 + below(20) : 0;
 
         spec.policy = UCM_CHOOSE_MASS;
-        spec.eps = rig_below(1001) / 1000.0;
+        spec.eps = below(1001) / 1000.0;
         spec.beta = 0.6931472f;
         for (uint32_t b = 0; b < n; b++) {
-            scores[b] = poison != 0 && rig_below(poison) == 0 ? INFINITY : -(float)rig_below(12);
-            scores[b] = rig_below(30) == 0 ? NAN : scores[b];
+            scores[b] = poison != 0 && below(poison) == 0 ? INFINITY : -(float)below(12);
+            scores[b] = below(30) == 0 ? NAN : scores[b];
         }
         compare(&spec, scores, n, n);
         free(scores);

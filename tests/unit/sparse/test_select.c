@@ -25,7 +25,7 @@ static void compare_forms(const struct rig *r)
     for (size_t i = 0; i < rig_scores(r); i++)
         cr_assert_not(isnan(reference[i]));
     for (enum ucm_isa isa = UCM_ISA_AVX2; isa < UCM_ISA_COUNT; isa++) {
-        float *scores = rig_score(r, isa, rig_below(r->n + 1));
+        float *scores = rig_score(r, isa, below(r->n + 1));
 
         expect_equal(r, reference, scores, isa == UCM_ISA_AVX2 ? "avx2" : "avx512");
         free(scores);
@@ -122,8 +122,8 @@ Test(select, forms_of_tokens_with_rest_are_equal)
 static void odd_query(float *q, uint32_t d, uint32_t kind)
 {
     for (uint32_t c = 0; c < d; c++) {
-        q[c] = ldexpf(rig_normal(), (int)rig_below(kind % 5 * 8 + 1) - (int)(kind % 3 * 30));
-        if (kind % 7 == 0 && rig_below(10) == 0)
+        q[c] = ldexpf(rig_normal(), (int)below(kind % 5 * 8 + 1) - (int)(kind % 3 * 30));
+        if (kind % 7 == 0 && below(10) == 0)
             q[c] = 0;
         if (kind % 11 == 0)
             q[c] = 1;
@@ -142,7 +142,7 @@ static float lowest_bit(float x)
 Test(select, sums_of_rounded_queries_are_exact_in_any_order)
 {
     for (uint32_t i = 0; i < 400; i++) {
-        uint32_t d = 4 * (1 + rig_below(256)), rest = i % 2, top = rest ? 3 : 7;
+        uint32_t d = 4 * (1 + below(256)), rest = i % 2, top = rest ? 3 : 7;
         struct ucm_summary_spec spec =
             rig_spec(rest ? UCM_SUMMARY_TOKENS : UCM_SUMMARY_MEAN, 4, 1, d);
         float q[1024], rounded[1024], step = INFINITY, most = 0;
