@@ -470,6 +470,18 @@ static inline void copy_half(struct test_job *j, struct worker_side *w, enum dev
         copy_add(j, w, i, i);
 }
 
+static inline void half_submit(struct test_job *j, struct worker_side *w, enum device_op op)
+{
+    copy_half(j, w, op);
+    job_submit(j, gpu);
+}
+
+static inline void half_run(struct test_job *j, struct worker_side *w, enum device_op op)
+{
+    copy_half(j, w, op);
+    job_run(j);
+}
+
 /* Every block, to the slot of its number. */
 static inline void copy_all(struct test_job *j, struct worker_side *w, enum device_op op)
 {
@@ -484,16 +496,12 @@ struct worker_event {
     uint8_t handle[64];
 };
 
-static inline void event_begin(struct worker_event *e, bool signalled)
+static inline void copy_half_behind(struct test_job *j, struct worker_side *w, enum device_op op,
+                                    struct worker_event *e, bool signalled, uint64_t ms)
 {
     cr_assert_eq(cuEventCreate(&e->event, 0), CUDA_SUCCESS);
     fake_cuda_event_signal(e->event, signalled);
     fake_cuda_event_handle(e->event, e->handle);
-}
-
-static inline void copy_half_behind(struct test_job *j, struct worker_side *w, enum device_op op,
-                                    struct worker_event *e, uint64_t ms)
-{
     copy_half(j, w, op);
     j->job.event = e->handle;
     j->job.deadline_ms = fake_clock_ms() + ms;

@@ -1,6 +1,7 @@
 #include "tests/unit/cuda/fake_cuda.h"
 
 #include "tests/unit/cuda/fake_cuda_inside.h"
+#include "tests/unit/random.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -27,7 +28,6 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static unsigned enqueued; /* on all streams, and not done */
 static unsigned most_events;
-static uint64_t seed = 88172645463325252u;
 static atomic_ullong stopped_ms; /* 0: the clock runs */
 
 struct fake_cuda fake_cuda;
@@ -75,10 +75,7 @@ static void wait_a_little(void)
     if (max == 0)
         return;
     pthread_mutex_lock(&mutex);
-    seed ^= seed << 13;
-    seed ^= seed >> 7;
-    seed ^= seed << 17;
-    t.tv_nsec = (long)(seed % max) * 1000;
+    t.tv_nsec = (long)below(max) * 1000;
     pthread_mutex_unlock(&mutex);
     nanosleep(&t, NULL);
 }

@@ -3,6 +3,7 @@
  * interleaved. Nothing that a GPU reads is overwritten before it was read. */
 /* Sanitizers: thread */
 #include "tests/unit/cuda/cuda_rig.h"
+#include "tests/unit/random.h"
 
 static struct worker_side a, b;
 
@@ -19,12 +20,12 @@ TestSuite(cuda_copy, .fini = end, .timeout = 60);
 
 /* ---- random copies ---- */
 
-static void shuffle(uint32_t *v, uint32_t n, uint64_t *seed)
+static void shuffle(uint32_t *v, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
         v[i] = i;
     for (uint32_t i = n - 1; i > 0; i--) {
-        uint32_t k = (uint32_t)(next_random(seed) % (i + 1)), was = v[i];
+        uint32_t k = below(i + 1), was = v[i];
 
         v[i] = v[k];
         v[k] = was;
@@ -33,26 +34,24 @@ static void shuffle(uint32_t *v, uint32_t n, uint64_t *seed)
 
 /* Half of the blocks are dumped and half are loaded, by jobs of one to sixteen blocks under way at
  * once. The jobs are of two tenants, and some have only some of the planes. */
-static unsigned jobs_make(struct test_job *jobs, struct worker_side *w, uint64_t *seed)
+static unsigned jobs_make(struct test_job *jobs, struct worker_side *w)
 {
     uint32_t blocks[BLOCKS], at[BLOCKS], i = 0;
     unsigned n = 0;
 
-    shuffle(blocks, BLOCKS, seed);
-    shuffle(at, BLOCKS, seed);
+    shuffle(blocks, BLOCKS);
+    shuffle(at, BLOCKS);
     while (i < BLOCKS) {
         struct test_job *j = &jobs[n++];
-        uint32_t size = 1 + (uint32_t)(next_random(seed) % 16);
+        uint32_t size = 1 + below(16);
 
         copy_init(j, w, i < BLOCKS / 2 ? DEVICE_DUMP : DEVICE_LOAD);
-        j->job.priority = (uint8_t)(next_random(seed) % 8);
-        j->job.who =
-            (struct fair_who){.tenant = 1 + (uint32_t)(next_random(seed) % 2), .weight = 100};
-        j->job.beside = (enum device_beside)(next_random(seed) % 3);
+        j->job.priority = (uint8_t)below(8);
+        j->job.who = (struct fair_who){.tenant = 1 + below(2), .weight = 100};
+        j->job.beside = (enum device_beside)below(3);
         if (n % 3 == 0) {
-            j->job.first_plane = (uint32_t)(next_random(seed) % w->n_planes);
-            j->job.n_planes =
-                1 + (uint32_t)(next_random(seed) % (w->n_planes - j->job.first_plane));
+            j->job.first_plane = below(w->n_planes);
+            j->job.n_planes = 1 + below(w->n_planes - j->job.first_plane);
         }
         do {
             copy_add(j, w, at[i], blocks[i]);
@@ -65,7 +64,7 @@ static unsigned jobs_make(struct test_job *jobs, struct worker_side *w, uint64_t
 static void round_of(struct worker_side *w, uint64_t seed)
 {
     static struct test_job jobs[JOBS_MAX];
-    unsigned n = jobs_make(jobs, w, &seed);
+    unsigned n = jobs_make(jobs, w);
     uint8_t *want_slots = bytes_pages(BLOCKS * w->slot_bytes), *want_memory = bytes_pages(w->bytes);
 
     bytes_random(slots, BLOCKS * w->slot_bytes, seed);
@@ -323,10 +322,8 @@ Test(cuda_copy, a_dump_waits_for_its_event)
     daemon_begin(COPY_STAGED, 6 * MIB);
     worker_begin(&a, getpid(), 4, 4096, 0);
     worker_copy_agent(&a, 65536, 4);
-    event_begin(&event, false);
-    copy_half_behind(&j, &a, DEVICE_DUMP, &event, 20000);
-    copy_half(&other, &a, DEVICE_LOAD);
-    job_submit(&other, gpu);
+    copy_half_behind(&j, &a, DEVICE_DUMP, &event, false, 20000);
+    half_submit(&other, &a, DEVICE_LOAD);
     cr_assert_eq(job_wait(&other), 0, "others go on");
     cr_assert_not(j.done);
     bytes_random((void *)(uintptr_t)a.memory, a.bytes, 5);
@@ -350,16 +347,14 @@ Test(cuda_copy, memory_comes_and_goes)
     before = fake_cuda.registered;
     worker_begin(&a, getpid(), 4, 4096, 0);
     for (unsigned round = 1; round <= 3; round++) {
-        copy_half(&j, &a, DEVICE_LOAD);
-        job_run(&j);
+        half_run(&j, &a, DEVICE_LOAD);
         cr_expect_gt(fake_cuda.registered, before);
         device_set_memory_remove(set, slots, slots_bytes);
         cr_expect_eq(removals, round - 1, "not inside the call");
         while (removals < round)
             uv_run(&loop, UV_RUN_ONCE);
         cr_expect_eq(fake_cuda.registered, before);
-        copy_half(&j, &a, DEVICE_LOAD);
-        job_submit(&j, gpu);
+        half_submit(&j, &a, DEVICE_LOAD);
         cr_expect_eq(job_wait(&j), -EINVAL);
         cr_assert_eq(device_set_memory_add(set, slots, slots_bytes), 0);
     }

@@ -5,7 +5,6 @@
 
 #include <criterion/criterion.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define ROW (64 * 2)
@@ -53,39 +52,42 @@ static struct ucm_cuda_decode *opened(void)
     return d;
 }
 
+/* By the options: an entry has so many bytes, and a handle can be opened. */
+static void entries_have(uint64_t want)
+{
+    uint64_t bytes = 0;
+
+    cr_expect_eq(ucm_cuda_decode_entry_bytes(&options, &bytes), 0, "%s", ucm_cuda_errmsg());
+    cr_expect_eq(bytes, want);
+    ucm_cuda_decode_close(opened());
+}
+
 Test(cuda_decode, sizes)
 {
     struct ucm_cuda_decode *d = opened();
     struct ucm_cuda_decode_info info;
-    uint64_t bytes;
 
-    cr_expect_eq(ucm_cuda_decode_entry_bytes(&options, &bytes), 0);
-    cr_expect_eq(bytes, 2 * 16 * ROW, "K and V of a KV head");
+    entries_have(2 * 16 * ROW); /* K and V of a KV head */
     cr_expect_eq(ucm_cuda_decode_info(d, &info), 0);
-    cr_expect_eq(info.entry_bytes, bytes);
+    cr_expect_eq(info.entry_bytes, 2 * 16 * ROW);
     cr_expect_geq(info.table_bytes, 3 * 2 * 1000 * 4 + 1000 * 24);
     cr_expect_geq(info.host_bytes, 1000 * 24);
     cr_expect_geq(info.splits * info.split_tiles, 23);
     ucm_cuda_decode_close(d);
     ucm_cuda_decode_close(NULL);
     options.kv_dtype = UCM_SPARSE_FP8_E4M3;
-    cr_expect_eq(ucm_cuda_decode_entry_bytes(&options, &bytes), 0);
-    cr_expect_eq(bytes, 16 * ROW, "a byte an element");
-    ucm_cuda_decode_close(opened());
+    entries_have(16 * ROW); /* a byte an element */
     options.kv_dtype = UCM_SPARSE_BF16;
     options.encoding = UCM_CUDA_DECODE_FP8;
-    cr_expect_eq(ucm_cuda_decode_entry_bytes(&options, &bytes), 0);
-    cr_expect_eq(bytes, 16 * ROW + 2 * 16, "a byte an element, and a row");
+    entries_have(16 * ROW + 2 * 16); /* a byte an element, and a row */
     d = opened();
     cr_expect_eq(ucm_cuda_decode_info(d, &info), 0);
     cr_expect_geq(info.splits * info.split_tiles, 23);
     ucm_cuda_decode_close(d);
     options.encoding = UCM_CUDA_DECODE_AS_STORED;
     options.entry = UCM_CUDA_DECODE_LAYER;
-    cr_expect_eq(ucm_cuda_decode_entry_bytes(&options, &bytes), 0);
-    cr_expect_eq(bytes, options.layer_bytes);
     options.lists = 1;
-    ucm_cuda_decode_close(opened());
+    entries_have(options.layer_bytes);
 }
 
 /* A latent of 576 channels a token for 128 query heads. */
@@ -162,24 +164,16 @@ Test(cuda_decode, kernels_of_the_type_of_entries)
 
 Test(cuda_decode, latents)
 {
-    uint64_t bytes;
-
     options = latent_options();
-    cr_expect_eq(ucm_cuda_decode_entry_bytes(&options, &bytes), 0, "%s", ucm_cuda_errmsg());
-    cr_expect_eq(bytes, 16 * 1152, "K alone");
-    ucm_cuda_decode_close(opened());
+    entries_have(16 * 1152); /* K alone */
     options.entry = UCM_CUDA_DECODE_LAYER;
     options.layer_bytes = 2 * 16 * 1152;
-    cr_expect_eq(ucm_cuda_decode_entry_bytes(&options, &bytes), 0);
-    cr_expect_eq(bytes, 2 * 16 * 1152);
-    ucm_cuda_decode_close(opened());
+    entries_have(2 * 16 * 1152);
     options = latent_options();
     options.entry = UCM_CUDA_DECODE_HEAD;
     options.kv_dtype = UCM_SPARSE_FP8_E4M3;
     options.k_scale = options.v_scale = 0.5f;
-    cr_expect_eq(ucm_cuda_decode_entry_bytes(&options, &bytes), 0);
-    cr_expect_eq(bytes, 16 * 576);
-    ucm_cuda_decode_close(opened());
+    entries_have(16 * 576);
 }
 
 Test(cuda_decode, latents_that_are_wrong)

@@ -6,7 +6,6 @@
 
 #include <criterion/criterion.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define NUMBERS 40u

@@ -81,10 +81,8 @@ static void bad_region_free(void)
 /* Begins a load and a dump, and moves an order of each. The clock stands still: none is revoked. */
 static void copies_begin(struct test_job j[2], enum ucm_staging_phase to)
 {
-    for (unsigned i = 0; i < 2; i++) {
-        copy_half(&j[i], &bad, i ? DEVICE_DUMP : DEVICE_LOAD);
-        job_submit(&j[i], gpu);
-    }
+    for (unsigned i = 0; i < 2; i++)
+        half_submit(&j[i], &bad, i ? DEVICE_DUMP : DEVICE_LOAD);
     for (int direction = 0; direction < 2; direction++)
         orders_await(&bad, STAGING_POSTED, direction);
     orders_move(&bad, to);
@@ -96,8 +94,7 @@ Test(cuda_faults, nobody_serves_the_ring)
 
     bad_begin(getpid());
     bytes_random(slots, BLOCKS * bad.slot_bytes, 9);
-    copy_half(&j, &bad, DEVICE_LOAD);
-    job_submit(&j, gpu);
+    half_submit(&j, &bad, DEVICE_LOAD);
     orders_await(&bad, STAGING_POSTED, -1);
     loop_for(5);
     cr_assert_not(j.done, "the copy agent has 20 ms");
@@ -135,8 +132,7 @@ Test(cuda_faults, claims_and_does_nothing)
     bad_begin(getpid());
     begin_ms = fake_clock_ms();
     copies_begin(j, STAGING_CLAIMED);
-    copy_half(&k, &bad, DEVICE_LOAD);
-    job_submit(&k, gpu);
+    half_submit(&k, &bad, DEVICE_LOAD);
     cr_assert_eq(job_wait_passing(&k), 0, "new copies go straight");
     still_sound();
     cr_assert(!j[0].done && !j[1].done && fake_clock_ms() < begin_ms + 5000);
@@ -176,8 +172,7 @@ Test(cuda_faults, a_kernel_that_can_not_be_followed_has_ended)
     bytes_random(slots, BLOCKS * bad.slot_bytes, 9);
     fake_cuda.hold = true;
     fake_cuda.bad_records = 8;
-    copy_half(&j, &bad, DEVICE_LOAD);
-    job_submit(&j, gpu);
+    half_submit(&j, &bad, DEVICE_LOAD);
     loop_for(100);
     cr_assert_not(j.done, "its kernels have not begun");
     fake_cuda.hold = false;
@@ -226,10 +221,8 @@ Test(cuda_faults, memory_that_changes_underneath)
         worker_begin(&bad, getpid(), 4, 4096, 32);
         worker_ring(&bad, getpid(), 65536, 8);
         pid = child_begin(scribble, bad.shared);
-        for (unsigned i = 0; i < 8; i++) {
-            copy_half(&j[i], &bad, i % 2 ? DEVICE_DUMP : DEVICE_LOAD);
-            job_submit(&j[i], gpu);
-        }
+        for (unsigned i = 0; i < 8; i++)
+            half_submit(&j[i], &bad, i % 2 ? DEVICE_DUMP : DEVICE_LOAD);
         for (unsigned i = 0; i < 8; i++) {
             int rc = job_wait_passing(&j[i]);
 
@@ -270,10 +263,8 @@ Test(cuda_faults, one_memory_has_one_ring_at_a_time)
     open_refused(NULL, &second, -EBUSY, "unregister it first");
     close(second.fd);
     munmap(memory, sizeof(*bad.shared));
-    for (unsigned i = 0; i < 2; i++) {
-        copy_half(&j[i], &bad, i ? DEVICE_DUMP : DEVICE_LOAD);
-        job_submit(&j[i], gpu);
-    }
+    for (unsigned i = 0; i < 2; i++)
+        half_submit(&j[i], &bad, i ? DEVICE_DUMP : DEVICE_LOAD);
     ring_close(&bad); /* after the copies */
     for (unsigned i = 0; i < 2; i++)
         cr_assert(j[i].done && j[i].status == 0);
@@ -281,8 +272,7 @@ Test(cuda_faults, one_memory_has_one_ring_at_a_time)
         cr_assert_eq(ring_open(&bad, getpid(), &e), 0, "%s", e.text);
         copy_agent_serve(&bad.copy_agent, bad.shared);
         generation += atomic_load(&bad.shared->words.generation) == generation;
-        copy_half(&j[0], &bad, DEVICE_LOAD);
-        job_run(&j[0]);
+        half_run(&j[0], &bad, DEVICE_LOAD);
         ring_close(&bad);
     }
 }
@@ -387,8 +377,7 @@ Test(cuda_faults, an_event_that_never_comes)
     static struct test_job j;
     struct worker_event event;
 
-    event_begin(&event, false);
-    copy_half_behind(&j, &good, DEVICE_DUMP, &event, 200);
+    copy_half_behind(&j, &good, DEVICE_DUMP, &event, false, 200);
     still_sound();
     fake_clock_pass(199);
     loop_for(5);
@@ -407,8 +396,7 @@ Test(cuda_faults, an_event_of_a_dead_worker_says_nothing)
 
     pid = child_begin(NULL, NULL);
     worker_begin(&bad, pid, 2, 4096, 0);
-    event_begin(&event, false);
-    copy_half_behind(&j, &bad, DEVICE_DUMP, &event, 20000);
+    copy_half_behind(&j, &bad, DEVICE_DUMP, &event, false, 20000);
     child_end(pid);
     fake_cuda_event_signal(event.event, true);
     job_fails(&j, -EIO, "exiting");
@@ -422,11 +410,9 @@ Test(cuda_faults, an_event_of_a_foreign_worker_is_not_opened)
     struct worker_event event;
 
     worker_begin(&bad, 0, 2, 4096, 0);
-    event_begin(&event, true);
-    copy_half_behind(&j, &bad, DEVICE_DUMP, &event, 20000);
+    copy_half_behind(&j, &bad, DEVICE_DUMP, &event, true, 20000);
     job_fails(&j, -EINVAL, "wait for the event in the worker");
-    copy_half(&j, &bad, DEVICE_DUMP);
-    job_run(&j);
+    half_run(&j, &bad, DEVICE_DUMP);
     cr_assert_eq(cuEventDestroy(event.event), CUDA_SUCCESS);
 }
 
@@ -438,11 +424,9 @@ Test(cuda_faults, a_stranger_has_no_events)
     bad_region(0);
     bad.region->stranger = true;
     bad_region_taken();
-    event_begin(&event, true);
-    copy_half_behind(&j, &bad, DEVICE_DUMP, &event, 20000);
+    copy_half_behind(&j, &bad, DEVICE_DUMP, &event, true, 20000);
     job_fails(&j, -EINVAL, "another tenant");
-    copy_half(&j, &bad, DEVICE_DUMP);
-    job_run(&j);
+    half_run(&j, &bad, DEVICE_DUMP);
     cr_assert_eq(cuEventDestroy(event.event), CUDA_SUCCESS);
 }
 
@@ -478,17 +462,14 @@ Test(cuda_faults_lost, a_lost_context_ends_every_copy)
 
     worker_copy_agent(&good, 65536, 4);
     fake_cuda.delay_us = 2000;
-    for (unsigned i = 0; i < 16; i++) {
-        copy_half(&j[i], &good, i % 2 ? DEVICE_DUMP : DEVICE_LOAD);
-        job_submit(&j[i], gpu);
-    }
+    for (unsigned i = 0; i < 16; i++)
+        half_submit(&j[i], &good, i % 2 ? DEVICE_DUMP : DEVICE_LOAD);
     loop_for(5);
     fake_cuda.lost = CUDA_ERROR_LAUNCH_FAILED;
     for (unsigned i = 0; i < 16; i++)
         failed += job_wait(&j[i]) != 0;
     cr_assert_gt(failed, 0);
-    copy_half(&later, &good, DEVICE_LOAD);
-    job_submit(&later, gpu);
+    half_submit(&later, &good, DEVICE_LOAD);
     job_fails(&later, -EIO, "restart");
     while (failures == 0)
         uv_run(&loop, UV_RUN_ONCE);

@@ -75,8 +75,7 @@ Test(cuda_hangup, what_is_revoked_goes_nowhere)
 
     begin(COPY_STAGED);
     worker_ring(&w, getpid(), MIB, 4);
-    copy_half(&j, &w, DEVICE_LOAD);
-    job_submit(&j, gpu);
+    half_submit(&j, &w, DEVICE_LOAD);
     orders_await(&w, STAGING_POSTED, -1);
     hang_up();
     (void)job_wait_passing(&j);
@@ -91,8 +90,7 @@ Test(cuda_hangup, its_event_is_not_waited_for)
     struct worker_event event;
 
     begin(COPY_AUTO);
-    event_begin(&event, false);
-    copy_half_behind(&j, &w, DEVICE_DUMP, &event, 3600000);
+    copy_half_behind(&j, &w, DEVICE_DUMP, &event, false, 3600000);
     loop_for(20);
     hang_up();
     (void)job_wait_passing(&j);
@@ -108,8 +106,7 @@ static void begin_claimed(struct test_job *j, enum device_op op)
 {
     worker_copy_agent(&w, MIB, 4);
     fake_cuda.hold = true;
-    copy_half(j, &w, op);
-    job_submit(j, gpu);
+    half_submit(j, &w, op);
     while (orders_in(&w, STAGING_CLAIMED, -1) == 0 || !fake_cuda.holds)
         uv_run(&loop, UV_RUN_NOWAIT);
 }
@@ -134,8 +131,7 @@ Test(cuda_hangup, a_lost_context_waits_for_what_copy_agents_claimed)
     worker_begin(&other, getpid(), 2, 4096, 0);
     begin_claimed(&j, DEVICE_LOAD);
     fake_cuda.lost = CUDA_ERROR_LAUNCH_FAILED;
-    copy_half(&k, &other, DEVICE_LOAD);
-    job_submit(&k, gpu);
+    half_submit(&k, &other, DEVICE_LOAD);
     cr_expect_eq(job_wait(&k), -EIO);
     loop_for(20);
     cr_expect(!j.done, "its kernel may still write");
@@ -162,8 +158,7 @@ Test(cuda_hangup, copies_that_wait_for_entries_hold_up_nobody)
         copy_add(&many[i], &w, i, i);
         job_submit(&many[i], gpu);
     }
-    copy_half(&one, &other, DEVICE_LOAD);
-    job_run(&one);
+    half_run(&one, &other, DEVICE_LOAD);
     for (unsigned i = 0; i < MANY; i++)
         cr_expect_not(many[i].done);
     fake_cuda.hold = false;

@@ -43,16 +43,14 @@ Test(cuda_pin, what_could_not_be_pinned_is_tried_again, .timeout = 60)
     fake_cuda.refuse_registrations = true;
     worker_begin_on(&a, 0);
     for (unsigned i = 0; i < 2; i++) { /* each job gets the reason */
-        copy_half(&j, &a, DEVICE_LOAD);
-        job_submit(&j, gpu);
+        half_submit(&j, &a, DEVICE_LOAD);
         cr_assert_eq(job_wait(&j), -EIO);
         cr_assert(strstr(j.job.error.text, "can't be pinned: ") && strlen(j.job.error.text) > 30,
                   "%s", j.job.error.text);
     }
     fake_cuda.refuse_registrations = false;
     fake_clock_pass(2000);
-    copy_half(&j, &a, DEVICE_LOAD);
-    job_run(&j);
+    half_run(&j, &a, DEVICE_LOAD);
     worker_end(&a);
     daemon_end();
 }

@@ -150,12 +150,19 @@ static inline struct device_region *region_flat(int fd, uint64_t offset, uint64_
     return region_of(&plane, 1, (uint32_t)(bytes / 65536), 1, 65536, fd, offset, bytes);
 }
 
-static inline void open_ok(struct device_region *r)
+/* A job of its own, which ends with this status. */
+static inline void job_ends(enum device_op op, struct device_region *r, struct ucm_copy_item *items,
+                            uint32_t n, int status)
 {
     struct test_job j;
 
-    job_init(&j, DEVICE_OPEN, r, NULL, 0);
-    cr_assert_eq(job_run(&j), 0, "%s", j.job.error.text);
+    job_init(&j, op, r, items, n);
+    cr_assert_eq(job_run(&j), status, "%d: %s", j.status, j.job.error.text);
+}
+
+static inline void open_ok(struct device_region *r)
+{
+    job_ends(DEVICE_OPEN, r, NULL, 0, 0);
 }
 
 static inline void open_refused(struct device_region *r, const char *word)
@@ -170,10 +177,7 @@ static inline void open_refused(struct device_region *r, const char *word)
 
 static inline void close_ok(struct device_region *r)
 {
-    struct test_job j;
-
-    job_init(&j, DEVICE_CLOSE, r, NULL, 0);
-    cr_assert_eq(job_run(&j), 0);
+    job_ends(DEVICE_CLOSE, r, NULL, 0, 0);
     region_free(r);
 }
 

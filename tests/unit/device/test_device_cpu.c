@@ -201,15 +201,12 @@ Test(device_cpu, a_large_region_is_unmapped)
     int fd = memfd_make(bytes + 4096, MFD_ALLOW_SEALING, F_SEAL_SHRINK);
     struct device_region *r = region_flat(fd, 4096, bytes);
     struct ucm_copy_item item = {.slot = (uint64_t)(uintptr_t)slots};
-    struct test_job j;
     uint8_t *mapped;
 
     open_ok(r);
     mapped = (uint8_t *)(uintptr_t)r->handles[0].address;
-    for (item.block = 0; item.block < r->blocks; item.block++) {
-        job_init(&j, DEVICE_DUMP, r, &item, 1);
-        cr_assert_eq(job_run(&j), 0);
-    }
+    for (item.block = 0; item.block < r->blocks; item.block++)
+        job_ends(DEVICE_DUMP, r, &item, 1, 0);
     close_ok(r);
     for (uint64_t at = 0; at < bytes + 4096; at += 4096)
         cr_assert(msync(mapped + at, 4096, MS_ASYNC) < 0 && errno == ENOMEM);
@@ -290,10 +287,8 @@ Test(device_cpu, holes_made_while_it_copies)
     atomic_store(&stop, true);
     uv_thread_join(&thread);
     cr_assert_geq(failed, 10);
-    for (i = 0; i < 2; i++) {
-        job_init(&j, i % 2 ? DEVICE_LOAD : DEVICE_DUMP, r, items, 32);
-        cr_assert_eq(job_run(&j), -EFAULT);
-    }
+    for (i = 0; i < 2; i++)
+        job_ends(i % 2 ? DEVICE_LOAD : DEVICE_DUMP, r, items, 32, -EFAULT);
     cr_assert_eq(pages_of(memfd), 0);
     close_ok(r);
 }

@@ -92,8 +92,7 @@ Test(device_jobs, close_waits_for_the_regions_jobs)
         cr_assert(jobs[i].done && jobs[i].status == 0 && jobs[i].order < last.order);
     cr_assert_eq(memcmp(slots, memory, MEMORY), 0);
     region_free(r);
-    job_init(&jobs[0], DEVICE_LOAD, other, items, 64);
-    cr_assert_eq(job_run(&jobs[0]), 0, "the other region lives on");
+    job_ends(DEVICE_LOAD, other, items, 64, 0); /* the other region lives on */
     close_ok(other);
 }
 
@@ -103,7 +102,6 @@ Test(device_jobs, a_worker_that_hung_up_is_left_alone)
     struct msg_plane plane = {.stride = 64 << 10, .block_bytes = 64 << 10};
     struct ucm_copy_item items[32];
     struct device_region *r = region_of(&plane, 1, 64, 1, 64 << 10, memfd, 0, MEMORY);
-    struct test_job j;
     int connection[2];
 
     cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, connection), 0);
@@ -111,21 +109,15 @@ Test(device_jobs, a_worker_that_hung_up_is_left_alone)
     for (uint32_t i = 0; i < 32; i++)
         items[i] = (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slots + i * (64u << 10),
                                           .block = i};
-    job_init(&j, DEVICE_OPEN, r, NULL, 0);
-    cr_assert_eq(job_run(&j), 0);
+    open_ok(r);
     memset(slots, 1, SLOTS);
-    job_init(&j, DEVICE_LOAD, r, items, 32);
-    cr_assert_eq(job_run(&j), 0);
+    job_ends(DEVICE_LOAD, r, items, 32, 0);
     close(connection[1]);
     memset(slots, 2, SLOTS);
-    job_init(&j, DEVICE_LOAD, r, items, 32);
-    cr_expect_eq(job_run(&j), -ECANCELED);
+    job_ends(DEVICE_LOAD, r, items, 32, -ECANCELED);
     cr_expect_eq(memory[0], 1);
-    job_init(&j, DEVICE_DUMP, r, items, 32);
-    cr_expect_eq(job_run(&j), -ECANCELED);
-    job_init(&j, DEVICE_CLOSE, r, NULL, 0);
-    cr_assert_eq(job_run(&j), 0);
-    region_free(r);
+    job_ends(DEVICE_DUMP, r, items, 32, -ECANCELED);
+    close_ok(r);
     close(connection[0]);
 }
 
@@ -139,10 +131,8 @@ Test(device_jobs, stats_count_what_was_done)
     struct test_job j;
 
     open_ok(r);
-    job_init(&j, DEVICE_LOAD, r, items, 2);
-    cr_assert_eq(job_run(&j), 0);
-    job_init(&j, DEVICE_DUMP, r, items, 1);
-    cr_assert_eq(job_run(&j), 0);
+    job_ends(DEVICE_LOAD, r, items, 2, 0);
+    job_ends(DEVICE_DUMP, r, items, 1, 0);
     job_init(&j, DEVICE_DUMP, r, items, 3);
     cr_assert_neq(job_run(&j), 0);
     cpu->ops->stats(cpu, &stats);
@@ -161,13 +151,11 @@ Test(device_jobs, an_open_region_needs_no_descriptor)
 {
     struct device_region *r = region_flat(memfd, 0, MEMORY);
     struct ucm_copy_item item = {.slot = (uint64_t)(uintptr_t)slots};
-    struct test_job j;
 
     open_ok(r);
     cr_assert_eq(close(r->handles[0].fd), 0);
     r->handles[0].fd = -1;
-    job_init(&j, DEVICE_DUMP, r, &item, 1);
-    cr_assert_eq(job_run(&j), 0);
+    job_ends(DEVICE_DUMP, r, &item, 1, 0);
     close_ok(r);
 }
 

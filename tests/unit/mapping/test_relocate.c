@@ -8,8 +8,6 @@
 #include "daemon/snapshot/snapshot.h"
 #include "tests/runner/wipe.h"
 
-#include <stdio.h>
-
 TestSuite(relocate, .init = relocate_open, .fini = relocate_close);
 
 /* ---- moving what is in DRAM ---- */

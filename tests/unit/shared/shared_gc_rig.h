@@ -56,7 +56,7 @@ struct rig {
 
 /* ---- a directory with faults ---- */
 
-static struct {
+static struct rig_fault {
     struct shared_backend *b;
     int fail[SHARED_CHECK + 1];
     uint64_t behind_s;
@@ -69,27 +69,34 @@ static struct {
 static struct {
     struct shared_op *op;
     void (*done_cb)(struct shared_op *op, int status);
-    struct shared_backend *b;
+    struct rig_fault *fault;
 } rig_under_way[RIG_UNDER_WAY];
 
-static inline unsigned rig_fault_of(const struct shared_backend *b)
+static inline struct rig_fault *rig_fault_of(const struct shared_backend *b)
 {
-    for (unsigned i = 0; i < 4; i++)
-        if (rig_faults[i].b == b)
-            return i;
-    cr_assert_fail("no such backend");
-    return 0;
+    unsigned i = 0;
+
+    while (rig_faults[i].b != b)
+        cr_assert_lt(++i, 4, "no such backend");
+    return &rig_faults[i];
+}
+
+/* What a test sets. */
+static inline struct rig_fault *rig_fault(struct rig *g)
+{
+    return rig_fault_of(g->hosts[0].root->backend);
 }
 
 static inline void rig_op_done(struct shared_op *op, int status)
 {
-    unsigned i = 0, fault;
+    struct rig_fault *fault;
     uint64_t behind;
+    unsigned i = 0;
 
     while (rig_under_way[i].op != op)
         cr_assert_lt(++i, RIG_UNDER_WAY);
-    fault = rig_fault_of(rig_under_way[i].b);
-    behind = rig_faults[fault].behind_s * NS;
+    fault = rig_under_way[i].fault;
+    behind = fault->behind_s * NS;
     rig_under_way[i].op = NULL;
     op->done_cb = rig_under_way[i].done_cb;
     if (status == 0 && op->verb == SHARED_CHECK && op->sync)
@@ -98,29 +105,29 @@ static inline void rig_op_done(struct shared_op *op, int status)
         op->mtime_ns -= behind;
     for (uint32_t f = 0; status == 0 && op->verb == SHARED_LIST && f < op->listing.n; f++)
         op->listing.files[f].mtime_ns -= behind;
-    if (op->verb == SHARED_LIST && rig_faults[fault].bad_lists > 0 &&
-        op->bucket == rig_faults[fault].bad_bucket) {
-        rig_faults[fault].bad_lists--;
+    if (op->verb == SHARED_LIST && fault->bad_lists > 0 && op->bucket == fault->bad_bucket) {
+        fault->bad_lists--;
         status = -EIO;
     }
-    op->done_cb(op, rig_faults[fault].fail[op->verb] ? rig_faults[fault].fail[op->verb] : status);
+    op->done_cb(op, fault->fail[op->verb] ? fault->fail[op->verb] : status);
 }
 
 /* An operation that is to fail is made a CHECK, so that nothing happens to the root. */
 static inline void rig_op_start(struct shared_backend *b, struct shared_op *op)
 {
+    struct rig_fault *fault = rig_fault_of(b);
     unsigned i = 0;
 
     while (rig_under_way[i].op)
         cr_assert_lt(++i, RIG_UNDER_WAY);
     rig_under_way[i].op = op;
     rig_under_way[i].done_cb = op->done_cb;
-    rig_under_way[i].b = b;
+    rig_under_way[i].fault = fault;
     op->done_cb = rig_op_done;
-    if (rig_faults[rig_fault_of(b)].fail[op->verb] && op->verb != SHARED_LIST)
+    if (fault->fail[op->verb] && op->verb != SHARED_LIST)
         op->id.key_bytes = 0, op->by_name = false; /* no place has such a part */
-    if (rig_faults[rig_fault_of(b)].hold_lists && op->verb == SHARED_LIST)
-        rig_faults[rig_fault_of(b)].held = op;
+    if (fault->hold_lists && op->verb == SHARED_LIST)
+        fault->held = op;
     else
         shared_process.start(b, op);
 }
@@ -139,18 +146,14 @@ static inline int rig_backend_open(const struct shared_backend_config *config,
                                    struct shared_backend **out)
 {
     int err = shared_process.open(config, out);
-    unsigned i = 0;
 
-    while (rig_faults[i].b)
-        cr_assert_lt(++i, 4);
-    memset(&rig_faults[i], 0, sizeof(rig_faults[i]));
-    rig_faults[i].b = *out;
+    *rig_fault_of(NULL) = (struct rig_fault){.b = *out};
     return err;
 }
 
 static inline void rig_backend_close(struct shared_backend *b)
 {
-    rig_faults[rig_fault_of(b)].b = NULL;
+    rig_fault_of(b)->b = NULL;
     shared_process.close(b);
 }
 
@@ -159,29 +162,16 @@ static const struct shared_backend_ops rig_backend = {.open = rig_backend_open,
                                                       .start = rig_op_start,
                                                       .cancel = rig_op_cancel};
 
-static inline void rig_fail(struct rig *g, unsigned host, enum shared_verb verb, int status)
-{
-    rig_faults[rig_fault_of(g->hosts[host].root->backend)].fail[verb] = status;
-}
-
-static inline void rig_fail_lists(struct rig *g, unsigned host, uint8_t bucket, unsigned times)
-{
-    unsigned fault = rig_fault_of(g->hosts[host].root->backend);
-
-    rig_faults[fault].bad_bucket = bucket;
-    rig_faults[fault].bad_lists = times;
-}
-
 /* LISTs do not begin until `hold` is false again. */
-static inline void rig_hold_lists(struct rig *g, unsigned host, bool hold)
+static inline void rig_hold_lists(struct rig *g, bool hold)
 {
-    unsigned fault = rig_fault_of(g->hosts[host].root->backend);
-    struct shared_op *held = rig_faults[fault].held;
+    struct rig_fault *fault = rig_fault(g);
+    struct shared_op *held = fault->held;
 
-    rig_faults[fault].hold_lists = hold;
-    rig_faults[fault].held = NULL;
+    fault->hold_lists = hold;
+    fault->held = NULL;
     if (held && !hold)
-        shared_process.start(rig_faults[fault].b, held);
+        shared_process.start(fault->b, held);
 }
 
 /* ---- hosts ---- */

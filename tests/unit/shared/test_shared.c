@@ -1,5 +1,6 @@
 /* The shared tier's interface: where parts go and come from, with one root and with several. What
  * happens to damaged parts, and when the tier ends. */
+#include "tests/unit/random.h"
 #include "tests/unit/shared/shared_rig.h"
 
 #define BLOCKS 600u
@@ -239,7 +240,6 @@ Test(shared, at_random)
 {
     enum { PARTS = 400 };
     static struct part parts[PARTS];
-    uint64_t x = 88172645463325252ull;
     unsigned good = 0;
 
     open_roots(3, CONFIG_PLACEMENT_TIERED);
@@ -249,20 +249,18 @@ Test(shared, at_random)
         for (int i = 0; i < PARTS; i++) {
             struct part *p = &parts[i];
 
-            x ^= x << 13, x ^= x >> 7, x ^= x << 17;
-            if (submit(p, x % 3 == 0, (uint32_t)(x >> 20) % 500, (shared_root_id)(x >> 50) % 4) < 0)
+            if (submit(p, below(3) == 0, below(500), (shared_root_id)below(4)) < 0)
                 p->reported = p->refused = true;
         }
         for (int i = 0; i < RIG_ROOTS; i++) {
             struct rig_server *s = &rig.servers[i];
 
-            x ^= x << 13, x ^= x >> 7, x ^= x << 17;
             rig_let_go(s);
-            s->latency_ms = x % 4;
-            s->fails[SHARED_READ] = x >> 20 & 7 ? 0 : -EIO;
-            s->fails[SHARED_WRITE] = x >> 24 & 3 ? 0 : -ENOSPC;
-            s->hangs = (x >> 28 & 3) == 0;
-            s->stuck = s->hangs && (x >> 30 & 1);
+            s->latency_ms = below(4);
+            s->fails[SHARED_READ] = below(8) ? 0 : -EIO;
+            s->fails[SHARED_WRITE] = below(4) ? 0 : -ENOSPC;
+            s->hangs = below(4) == 0;
+            s->stuck = s->hangs && below(2);
         }
         rig_run(NULL, 260);
         for (int i = 0; i < RIG_ROOTS; i++)

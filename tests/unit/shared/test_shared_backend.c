@@ -5,7 +5,6 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 static const char name_a[] = "aabb0000000000000000000000000000-f0010000000000000000000000000000-03";

@@ -271,7 +271,7 @@ Test(shared_gc, a_long_pass_keeps_its_marker_young)
     rig_pass(&g, 0);
     rig_host_config(&g, 0, 400);
     g.hosts[0].root->config.depth = 8; /* a quarter of it for collection: a LIST and the touch */
-    rig_hold_lists(&g, 0, true);
+    rig_hold_lists(&g, true);
     last = marker_mtime_ns();
     for (rig_timer(&g, RIG_WAIT_MS); renewed < 4;) {
         uv_run(g.loop, UV_RUN_ONCE);
@@ -279,7 +279,7 @@ Test(shared_gc, a_long_pass_keeps_its_marker_young)
         renewed += marker_mtime_ns() > last;
         last = marker_mtime_ns();
     }
-    rig_hold_lists(&g, 0, false);
+    rig_hold_lists(&g, false);
     rig_wait(&g, 0);
     cr_assert_eq(g.hosts[0].metrics.shared_gc_passes, 2);
 }
@@ -372,7 +372,7 @@ Test(shared_gc, killed_in_a_pass_leaves_nothing_to_repair)
 Test(shared_gc, only_the_servers_time_counts)
 {
     rig_begin(&g, 0);
-    rig_faults[rig_fault_of(g.hosts[0].root->backend)].behind_s = 315360000;
+    rig_fault(&g)->behind_s = 315360000;
     for (unsigned i = 0; i < 100; i++)
         rig_put(&g, 1, i, 0, i < 50 ? 60 : 3600 + i, 1064);
     rig_put_name(&g, 5, ".tmp-live-00000001-0000000000000001-0000000000000002", 3500, 100);
@@ -387,12 +387,12 @@ Test(shared_gc, a_root_that_fails_ends_the_pass_and_the_next_one_does_the_rest)
 {
     rig_begin(&g, 50 * 1064);
     lay(100);
-    rig_fail(&g, 0, SHARED_REMOVE, -EIO);
+    rig_fault(&g)->fail[SHARED_REMOVE] = -EIO;
     cr_assert_eq(gc_run(g.hosts[0].gc), 0);
     rig_wait(&g, 0);
     cr_assert_eq(g.hosts[0].metrics.shared_gc_failed, 1);
     cr_assert_eq(rig_used(&g), 100 * 1064);
-    rig_fail(&g, 0, SHARED_REMOVE, 0);
+    rig_fault(&g)->fail[SHARED_REMOVE] = 0;
     rig_pass(&g, 0);
     cr_assert_leq(rig_used(&g), bytes_with_marker(45 * 1064));
 }
@@ -418,7 +418,8 @@ Test(shared_gc, a_directory_that_can_not_be_listed_is_left_out_of_a_pass)
     rig_begin(&g, 50 * 1064);
     lay(100);
     left = bucket_bytes(&bucket);
-    rig_fail_lists(&g, 0, bucket, GC_TRIES); /* in the first of its sweeps */
+    rig_fault(&g)->bad_bucket = bucket;
+    rig_fault(&g)->bad_lists = GC_TRIES; /* in the first of its sweeps */
     rig_pass(&g, 0);
     cr_assert_eq(g.hosts[0].metrics.shared_gc_failed, 1);
     cr_assert_leq(rig_used(&g), bytes_with_marker(45 * 1064) + left);
@@ -436,7 +437,8 @@ Test(shared_gc, purge_tells_of_a_directory_that_can_not_be_listed)
     for (unsigned i = 0; i < 100; i++)
         rig_put(&g, 1, i, 0, 10, 100);
     left = bucket_bytes(&bucket);
-    rig_fail_lists(&g, 0, bucket, GC_TRIES);
+    rig_fault(&g)->bad_bucket = bucket;
+    rig_fault(&g)->bad_lists = GC_TRIES;
     cr_assert_eq(rig_purge(&g, &beside, 1, &status), 100 - left / 100);
     cr_assert_eq(status, -EIO);
     cr_assert_eq(rig_used(&g), left);
@@ -497,7 +499,7 @@ Test(shared_gc, a_next_root_that_fails_holds_nothing_up)
     begin_both();
     lay_whole(40, 100000);
     rig_next(&g, 0, beside.hosts[0].root);
-    rig_fail(&beside, 0, SHARED_WRITE, -ENOSPC);
+    rig_fault(&beside)->fail[SHARED_WRITE] = -ENOSPC;
     capacity(20 * 100000);
     rig_pass(&g, 0);
     cr_assert_leq(rig_used(&g), bytes_with_marker(18 * 100064));
@@ -515,7 +517,7 @@ Test(shared_gc, purge_tells_of_a_root_that_fails_and_sweeps_the_others)
         rig_put(&g, 1, i, 0, 10, 100);
         rig_put(&beside, 1, i, 0, 10, 100);
     }
-    rig_fail(&beside, 0, SHARED_REMOVE, -EIO);
+    rig_fault(&beside)->fail[SHARED_REMOVE] = -EIO;
     cr_assert_eq(rig_purge(&g, &beside, 1, &status), 50);
     cr_assert_eq(status, -EIO);
     cr_assert_eq(rig_used(&g), 0);

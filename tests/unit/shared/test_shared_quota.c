@@ -171,12 +171,12 @@ Test(shared_quota, what_cannot_be_read_stops_the_pass)
     cr_assert_eq(left(1, 0, 40), 40u);
     note(4, "other", 0);
     put(4, 20, 600);
-    rig_fail(&g, 0, SHARED_READ, -EIO);
+    rig_fault(&g)->fail[SHARED_READ] = -EIO;
     cr_assert_eq(gc_run(g.hosts[0].gc), 0);
     rig_wait(&g, 0);
     cr_expect_gt(g.hosts[0].metrics.shared_gc_failed, failed);
     cr_expect_eq(left(4, 0, 20), 20u);
-    rig_fail(&g, 0, SHARED_READ, 0);
+    rig_fault(&g)->fail[SHARED_READ] = 0;
     rig_pass(&g, 0);
     cr_expect_eq(left(1, 0, 40), 40u);
     cr_expect_eq(left(4, 0, 20), 0u);

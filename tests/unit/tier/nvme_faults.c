@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <liburing.h>
-#include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -18,19 +17,6 @@
 #define LATE_READS 3
 
 struct nvme_faults fault;
-static pthread_mutex_t fault_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static bool fault_take(int *counter)
-{
-    bool yes;
-
-    pthread_mutex_lock(&fault_lock);
-    yes = *counter > 0;
-    if (yes)
-        --*counter;
-    pthread_mutex_unlock(&fault_lock);
-    return yes;
-}
 
 static ssize_t fail(int error)
 {
@@ -40,7 +26,7 @@ static ssize_t fail(int error)
 
 ssize_t pwritev(int fd, const struct iovec *iov, int n, off_t offset)
 {
-    if (fault_take(&fault.writes_fail))
+    if (fault.writes_fail > 0 && fault.writes_fail-- > 0)
         return fail(fault.write_error);
     if (fault.headers_fail && iov->iov_len == NVME_PAGE && memcmp(iov->iov_base, "UCMG", 4) == 0)
         return fail(EIO);
@@ -52,12 +38,11 @@ ssize_t preadv(int fd, const struct iovec *iov, int n, off_t offset)
     bool among = offset >= fault.late_from && offset < fault.late_to;
     ssize_t read;
 
-    while (among && offset == fault.late_from &&
-           __atomic_load_n(&fault.late_reads, __ATOMIC_RELAXED) < LATE_READS)
+    while (among && offset == fault.late_from && fault.late_reads < LATE_READS)
         sched_yield();
     read = syscall(SYS_preadv, fd, iov, n, offset, 0);
     if (among)
-        __atomic_add_fetch(&fault.late_reads, 1, __ATOMIC_RELAXED);
+        fault.late_reads++;
     return read;
 }
 
@@ -84,7 +69,7 @@ int fallocate(int fd, int mode, off_t offset, off_t length)
 
 int fdatasync(int fd)
 {
-    __atomic_add_fetch(&fault.syncs, 1, __ATOMIC_RELAXED);
+    fault.syncs++;
     return fault.sync_error ? (int)fail(fault.sync_error) : (int)syscall(SYS_fdatasync, fd);
 }
 

@@ -10,7 +10,6 @@ TestSuite(nvme_faults, .fini = rig_close);
 
 static void stored(enum config_io io, unsigned n)
 {
-    memset(&fault, 0, sizeof(fault));
     rig_start(1, 17 * MIB, 1 * MIB, io, n, 50000);
     cr_assert_eq(rig_write(0, n, 50000), n);
 }

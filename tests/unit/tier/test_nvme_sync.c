@@ -64,7 +64,7 @@ static void (*first_done_cb)(struct tier_io *io, int status);
 
 static void second_cb(struct tier_io *io, int status)
 {
-    syncs_then = __atomic_load_n(&fault.syncs, __ATOMIC_RELAXED);
+    syncs_then = fault.syncs;
     first_done_cb(io, status);
 }
 
