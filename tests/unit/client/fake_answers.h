@@ -65,15 +65,6 @@ FAKE_FN void fake_hello(struct fake *f, int conn, uint32_t msgid)
     fake_reply(f, conn, msgid, &proto_hello_r, &m);
 }
 
-FAKE_FN void fake_ns_open(struct fake *f, int conn, uint32_t msgid)
-{
-    uint8_t fingerprint[32] = {9};
-    struct msg_ns_open_r m = {.fingerprint = {fingerprint, 32}};
-
-    FAKE_SET(f, m.ns, f->next_id++);
-    fake_reply(f, conn, msgid, &proto_ns_open_r, &m);
-}
-
 FAKE_FN uint32_t fake_region_add(struct fake *f, int slot, uint32_t ns)
 {
     struct fake_region *r;
@@ -93,36 +84,6 @@ FAKE_FN uint32_t fake_region_add(struct fake *f, int slot, uint32_t ns)
     id = r->id;
     pthread_mutex_unlock(&f->lock);
     return id;
-}
-
-FAKE_FN void fake_region_remove(struct fake *f, uint32_t id)
-{
-    pthread_mutex_lock(&f->lock);
-    for (unsigned i = 0; i < f->n_regions; i++)
-        if (f->regions[i].id == id)
-            f->regions[i] = f->regions[--f->n_regions];
-    pthread_mutex_unlock(&f->lock);
-}
-
-FAKE_FN void fake_ring_register(struct fake *f, int slot, struct msg_ring *out)
-{
-    pthread_mutex_lock(&f->lock);
-    cr_assert_eq(f->n_fds[slot], 1);
-    out->ring = f->next_id++;
-    fake_staging_add(&f->rings, f->fds[slot][0], (uint32_t)out->ring);
-    f->n_fds[slot] = 0;
-    pthread_mutex_unlock(&f->lock);
-}
-
-FAKE_FN void fake_ring_unregister(struct fake *f, int conn, uint32_t msgid, uint32_t id)
-{
-    bool found;
-
-    FAKE_SET(f, found, fake_staging_remove(&f->rings, id));
-    if (found)
-        fake_reply(f, conn, msgid, &proto_none, NULL);
-    else
-        fake_error(f, conn, msgid, UCM_WIRE_NOT_FOUND, "no such ring");
 }
 
 /* hits: the first byte of the first key, so that each caller can tell its own answer. */
@@ -160,6 +121,7 @@ FAKE_FN bool fake_answer_memory(struct fake *f, int slot, int method, uint32_t i
     int conn = f->conns[slot];
     struct msg_region region;
     struct msg_ring ring;
+    bool found;
 
     switch (method) {
     case UCM_METHOD_REGION_REGISTER:
@@ -172,15 +134,25 @@ FAKE_FN bool fake_answer_memory(struct fake *f, int slot, int method, uint32_t i
                    &(struct msg_challenge_r){.nonce = {f->nonce, sizeof f->nonce}});
         return true;
     case UCM_METHOD_REGION_UNREGISTER:
-        fake_region_remove(f, (uint32_t)m->region.region);
+        pthread_mutex_lock(&f->lock);
+        for (unsigned i = 0; i < f->n_regions; i++)
+            if (f->regions[i].id == m->region.region)
+                f->regions[i] = f->regions[--f->n_regions];
+        pthread_mutex_unlock(&f->lock);
         fake_reply(f, conn, id, &proto_none, NULL);
         return true;
     case UCM_METHOD_RING_REGISTER:
-        fake_ring_register(f, slot, &ring);
+        pthread_mutex_lock(&f->lock);
+        cr_assert_eq(f->n_fds[slot], 1);
+        ring.ring = f->next_id++;
+        fake_staging_add(&f->rings, f->fds[slot][0], (uint32_t)ring.ring);
+        f->n_fds[slot] = 0;
+        pthread_mutex_unlock(&f->lock);
         fake_reply(f, conn, id, &proto_ring, &ring);
         return true;
     case UCM_METHOD_RING_UNREGISTER:
-        fake_ring_unregister(f, conn, id, (uint32_t)m->ring.ring);
+        FAKE_SET(f, found, fake_staging_remove(&f->rings, (uint32_t)m->ring.ring));
+        fake_reply_if(f, conn, id, found, &proto_none, NULL);
         return true;
     default:
         return false;
@@ -226,8 +198,10 @@ FAKE_FN bool fake_answer_keys(struct fake *f, int conn, int method, uint32_t id,
 
 FAKE_FN void fake_answer(struct fake *f, int slot, int method, struct proto_envelope *env)
 {
+    static const uint8_t fingerprint[32] = {9};
     int conn = f->conns[slot];
     uint32_t id = env->msgid;
+    struct msg_ns_open_r ns;
     union proto_any m;
     struct ucm_error e;
 
@@ -243,7 +217,9 @@ FAKE_FN void fake_answer(struct fake *f, int slot, int method, struct proto_enve
         fake_hello(f, conn, id);
         return;
     case UCM_METHOD_NS_OPEN:
-        fake_ns_open(f, conn, id);
+        ns.fingerprint = (struct proto_bin){fingerprint, sizeof fingerprint};
+        FAKE_SET(f, ns.ns, f->next_id++);
+        fake_reply(f, conn, id, &proto_ns_open_r, &ns);
         return;
     case UCM_METHOD_RELEASE:
         FAKE_SET(f, f->last_lease, (uint32_t)m.release.lease);

@@ -159,6 +159,15 @@ FAKE_FN void fake_error(struct fake *f, int conn, uint32_t msgid, int code, cons
     proto_buf_free(&b);
 }
 
+FAKE_FN void fake_reply_if(struct fake *f, int conn, uint32_t msgid, bool known,
+                           const struct proto_message *m, const void *result)
+{
+    if (known)
+        fake_reply(f, conn, msgid, m, result);
+    else
+        fake_error(f, conn, msgid, UCM_WIRE_NOT_FOUND, "there is none");
+}
+
 FAKE_FN void fake_reply_blocks(struct fake *f, int conn, uint32_t msgid, uint32_t n_keys,
                                uint8_t status)
 {

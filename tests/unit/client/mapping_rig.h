@@ -96,15 +96,6 @@ FAKE_FN void mapping_answer_open(struct fake *f, int conn, uint32_t msgid)
                    rig_spoil_fds(spoil, win.table, mapping_table_bytes(), fds));
 }
 
-FAKE_FN int mapping_slab_fd(unsigned spoil, uint32_t slab)
-{
-    if (spoil == SPOIL_SLAB_SHORT)
-        return rig_memfd(MAPPING_SLAB_BYTES - 4096, true, NULL);
-    if (spoil == SPOIL_SLAB_UNSEALED)
-        return rig_memfd(MAPPING_SLAB_BYTES, false, NULL);
-    return dup(win.slabs[slab]);
-}
-
 /* Block b of a sequence lies in slot b, if there is one. */
 FAKE_FN void mapping_answer_ref(struct fake *f, int conn, uint32_t msgid,
                                 const struct msg_mapping_ref *m)
@@ -130,7 +121,10 @@ FAKE_FN void mapping_answer_ref(struct fake *f, int conn, uint32_t msgid,
             if (n_granted == win.most_granted)
                 break;
             win.sent[slab] = true;
-            fds[n_granted] = mapping_slab_fd(spoil, slab);
+            fds[n_granted] =
+                spoil == SPOIL_SLAB_SHORT      ? rig_memfd(MAPPING_SLAB_BYTES - 4096, true, NULL)
+                : spoil == SPOIL_SLAB_UNSEALED ? rig_memfd(MAPPING_SLAB_BYTES, false, NULL)
+                                               : dup(win.slabs[slab]);
             granted[n_granted++] = spoil == SPOIL_SLAB_BEYOND  ? MAPPING_SLABS
                                    : spoil == SPOIL_SLAB_TWICE ? 0
                                                                : slab;
@@ -162,15 +156,6 @@ FAKE_FN void mapping_answer_ref(struct fake *f, int conn, uint32_t msgid,
     free(places);
 }
 
-FAKE_FN void mapping_answer_release(struct fake *f, const struct msg_mapping_release *m)
-{
-    pthread_mutex_lock(&f->lock);
-    for (uint32_t i = 0; i < m->slabs.n; i++)
-        win.sent[m->slabs.p[i]] = false;
-    win.releases += m->slabs.n;
-    pthread_mutex_unlock(&f->lock);
-}
-
 FAKE_FN bool mapping_hook(struct fake *f, int conn, int method, struct proto_envelope *env)
 {
     union proto_any m;
@@ -186,17 +171,20 @@ FAKE_FN bool mapping_hook(struct fake *f, int conn, int method, struct proto_env
     case UCM_METHOD_MAPPING_REF:
         if (WGET(hold))
             return true;
-        if (m.mapping_ref.mapping != WGET(id)) {
-            fake_error(f, conn, env->msgid, UCM_WIRE_NOT_FOUND, "no such mapping");
-            return true;
-        }
-        mapping_answer_ref(f, conn, env->msgid, &m.mapping_ref);
+        if (m.mapping_ref.mapping == WGET(id))
+            mapping_answer_ref(f, conn, env->msgid, &m.mapping_ref);
+        else
+            fake_reply_if(f, conn, env->msgid, false, NULL, NULL);
         return true;
     case UCM_METHOD_MAPPING_UNREF:
         WSET(unrefs, win.unrefs + 1);
         break;
     case UCM_METHOD_MAPPING_RELEASE:
-        mapping_answer_release(f, &m.mapping_release);
+        pthread_mutex_lock(&f->lock);
+        for (uint32_t i = 0; i < m.mapping_release.slabs.n; i++)
+            win.sent[m.mapping_release.slabs.p[i]] = false;
+        win.releases += m.mapping_release.slabs.n;
+        pthread_mutex_unlock(&f->lock);
         break;
     default:
         WSET(closes, win.closes + 1);

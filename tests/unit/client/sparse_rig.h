@@ -37,15 +37,6 @@ FAKE_FN int sparse_sequence(uint32_t id, int conn)
     return -1;
 }
 
-FAKE_FN void sparse_reply(struct fake *f, int conn, uint32_t msgid, bool known,
-                          const struct proto_message *m, const void *result)
-{
-    if (known)
-        fake_reply(f, conn, msgid, m, result);
-    else
-        fake_error(f, conn, msgid, UCM_WIRE_NOT_FOUND, "no such sequence");
-}
-
 FAKE_FN void sparse_summary_open(struct fake *f, int conn, uint32_t msgid)
 {
     uint8_t fingerprint[32] = {8};
@@ -97,7 +88,7 @@ FAKE_FN void sparse_append(struct fake *f, int conn, uint32_t msgid,
         sparse.last_deadline_ms = m->timeout_ms;
     }
     pthread_mutex_unlock(&f->lock);
-    sparse_reply(f, conn, msgid, i >= 0, &proto_sequence_append_r, &r);
+    fake_reply_if(f, conn, msgid, i >= 0, &proto_sequence_append_r, &r);
     free(status);
 }
 
@@ -110,7 +101,7 @@ FAKE_FN void sparse_sequence_close(struct fake *f, int conn, uint32_t msgid, uin
     if (i >= 0)
         sparse.sequences[i].id = 0;
     pthread_mutex_unlock(&f->lock);
-    sparse_reply(f, conn, msgid, i >= 0, &proto_none, NULL);
+    fake_reply_if(f, conn, msgid, i >= 0, &proto_none, NULL);
 }
 
 /* Each list has the sequence's first blocks, up to `chosen` and the request's limit; block b scores
@@ -149,28 +140,17 @@ FAKE_FN void sparse_select(struct fake *f, int conn, uint32_t msgid, const struc
                               .no_summary = 2};
     if (m->scores)
         r.scores = (struct proto_bin){(uint8_t *)scores, blocks * 4};
-    sparse_reply(f, conn, msgid, known, &proto_select_r, &r);
+    fake_reply_if(f, conn, msgid, known, &proto_select_r, &r);
     free(counts);
     free(index);
     free(scores);
-}
-
-FAKE_FN void sparse_prefetch(struct fake *f, int conn, uint32_t msgid,
-                             const struct msg_sequence_prefetch *m)
-{
-    bool known;
-
-    FAKE_SET(f, known, sparse_sequence((uint32_t)m->sequence, conn) >= 0);
-    if (known)
-        fake_reply_blocks(f, conn, msgid, m->index.n / 4, UCM_BLOCK_OK);
-    else
-        sparse_reply(f, conn, msgid, false, NULL, NULL);
 }
 
 FAKE_FN bool sparse_hook(struct fake *f, int conn, int method, struct proto_envelope *env)
 {
     union proto_any m;
     struct ucm_error e;
+    bool known;
 
     if (method < UCM_METHOD_SUMMARY_OPEN || method > UCM_METHOD_SEQUENCE_PREFETCH)
         return false;
@@ -195,7 +175,11 @@ FAKE_FN bool sparse_hook(struct fake *f, int conn, int method, struct proto_enve
         sparse_select(f, conn, env->msgid, &m.select);
         return true;
     default:
-        sparse_prefetch(f, conn, env->msgid, &m.sequence_prefetch);
+        FAKE_SET(f, known, sparse_sequence((uint32_t)m.sequence_prefetch.sequence, conn) >= 0);
+        if (known)
+            fake_reply_blocks(f, conn, env->msgid, m.sequence_prefetch.index.n / 4, UCM_BLOCK_OK);
+        else
+            fake_reply_if(f, conn, env->msgid, false, NULL, NULL);
         return true;
     }
 }

@@ -33,7 +33,7 @@ static bool gather_hook(struct fake *f, int conn, int method, struct proto_envel
     known = seen.m.sequence == 0 || sparse_sequence((uint32_t)seen.m.sequence, conn) >= 0;
     pthread_mutex_unlock(&f->lock);
     r.status = (struct proto_bin){status, n / UCM_GATHER_ITEM_BYTES - seen.short_of_one};
-    sparse_reply(f, conn, env->msgid, known, &proto_gather_r, &r);
+    fake_reply_if(f, conn, env->msgid, known, &proto_gather_r, &r);
     return true;
 }
 
