@@ -49,13 +49,6 @@ static void serve(struct ucm_entries *s)
     whole(s);
 }
 
-static void want(struct ucm_entries *s, uint32_t layer, uint32_t first, uint32_t n,
-                 uint32_t request)
-{
-    for (uint32_t i = first; i < first + n; i++)
-        ucm_entries_want(s, ucm_entries_key(&s->shape, layer, i), request);
-}
-
 static uint32_t resident(const struct ucm_entries *s, uint32_t layer, uint32_t first, uint32_t n)
 {
     uint32_t there = 0;
@@ -191,7 +184,8 @@ Test(entries, a_step_that_never_ended_leaves_nothing_to_the_next)
         whole(&s);
         cr_assert(s.step->misses == 0 && s.step->unserved == 0 && s.step->flags == 0);
         cr_assert_eq(resident(&s, 2, 0, 5), 0);
-        want(&s, 2, 0, 5, 0);
+        for (uint32_t i = 0; i < 5; i++)
+            ucm_entries_want(&s, ucm_entries_key(&s.shape, 2, i), 0);
         cr_assert_eq(s.step->misses, 5);
         if (step == 2)
             ucm_entries_take(&s);

@@ -148,13 +148,13 @@ Test(workload, a_shape_that_cannot_be_is_refused)
 
 /* ---- traces ---- */
 
-static struct workload *trace_of(const char *text, char path[64])
+static struct workload *trace_of(const char *text)
 {
+    char path[] = "/tmp/test_bench_workload.XXXXXX";
     struct workload_error e;
     struct workload *w;
     FILE *f;
 
-    snprintf(path, 64, "/tmp/test_bench_workload.XXXXXX");
     f = fdopen(mkstemp(path), "w");
     cr_assert_not_null(f);
     fputs(text, f);
@@ -166,14 +166,12 @@ static struct workload *trace_of(const char *text, char path[64])
 
 Test(workload, a_trace_is_read_line_by_line)
 {
-    char path[64];
     struct workload_request q;
     struct workload_error e;
     struct workload *w =
         trace_of("{\"timestamp\": 3, \"input_length\": 9, \"hash_ids\": [5, 9007199254740992]}\n"
                  "\n"
-                 "{\"hash_ids\": []}",
-                 path);
+                 "{\"hash_ids\": []}");
 
     cr_assert_eq(workload_next(w, &q, &e), 1);
     cr_assert_eq(q.timestamp_ms, 3);
@@ -196,10 +194,9 @@ Test(workload, a_recorded_trace_has_lines_that_are_no_requests)
                                    "{\"timestamp\": 7, \"lost\": 9}\n"
                                    "{\"timestamp\": 8, \"hash_ids\": [0, 3]}\n"
                                    "{\"end\": true}\n";
-    char path[64];
     struct workload_request q;
     struct workload_error e;
-    struct workload *w = trace_of(recorded, path);
+    struct workload *w = trace_of(recorded);
 
     cr_assert_eq(workload_next(w, &q, &e), 1);
     cr_assert_eq(q.timestamp_ms, 5);
@@ -208,7 +205,7 @@ Test(workload, a_recorded_trace_has_lines_that_are_no_requests)
     cr_assert_eq(q.ids[1], 3);
     cr_assert_eq(workload_next(w, &q, &e), 0);
     workload_free(w);
-    w = trace_of("{\"ucm_trace\": 2}\n", path);
+    w = trace_of("{\"ucm_trace\": 2}\n");
     cr_assert_eq(workload_next(w, &q, &e), -EINVAL);
     workload_free(w);
 }
@@ -228,13 +225,13 @@ Test(workload, a_bad_line_is_refused_with_its_number)
     };
     struct workload_request q;
     struct workload_error e;
-    char path[64], text[128];
+    char text[128];
 
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         struct workload *w;
 
         snprintf(text, sizeof text, "{\"hash_ids\": [1]}\n%s\n", bad[i]);
-        w = trace_of(text, path);
+        w = trace_of(text);
         cr_assert_eq(workload_next(w, &q, &e), 1);
         cr_assert_eq(workload_next(w, &q, &e), -EINVAL, "%s", bad[i]);
         cr_assert_not_null(strstr(e.text, ":2: "), "%s", e.text);
