@@ -40,7 +40,7 @@ class Reference:
             hidden = MODEL.embedding[tokens[position]]
             for layer in range(model.LAYERS):
                 for i, row in enumerate(MODEL.keys_values(layer, hidden, position)):
-                    self.memory.put(self.kv[layer, position // BLOCK, i, position % BLOCK], row)
+                    self.memory.put(self.kv, (layer, position // BLOCK, i, position % BLOCK), row)
                 hidden = self.layer(layer, hidden, position, position >= first)
             if position >= first:
                 self.logits.append(MODEL.logits(hidden))

@@ -6,7 +6,7 @@ import os
 import threading
 import unittest
 
-from vllm_case import BLOCK, Case, Request, daemon, engine, expected, prompt, watch
+from vllm_case import BLOCK, Case, Request, daemon, engine, prompt, watch
 
 
 class Sharing(Case):
@@ -138,8 +138,6 @@ class Sharing(Case):
         engines = [self.engine(blocks=40) for _ in range(2)]
         rounds = [[Request(f"{n}.{i}", prompt(20 + (i * (n + 1)) % 9, 120 + 9 * i, shared=48 * (i % 3)), outputs=12)
                    for i in range(9)] for n in range(2)]
-        for r in rounds[0]:
-            expected(r.tokens, r.outputs)
         failures = []
 
         def serve(e, requests):

@@ -12,7 +12,7 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-from vllm_case import BLOCK, Case, Request, daemon, engine, expected, prompt, watch  # sets the paths
+from vllm_case import BLOCK, Case, Request, daemon, engine, prompt, watch  # sets the paths
 from daemon import halt
 from ucmclient.client import Task
 from ucmclient.errors import Status, UcmError
@@ -253,8 +253,6 @@ class Trouble(Case):
     def test_killed_again_and_again(self):
         e, steps = self.engine(blocks=40, lookup_timeout=0.05), itertools.count(1)
         requests = [Request(f"r{i}", prompt(70 + i % 4, 100 + i, shared=64), outputs=10) for i in range(24)]
-        for r in requests:
-            expected(r.tokens, r.outputs)
 
         def between(e):
             if next(steps) % 12 == 0:

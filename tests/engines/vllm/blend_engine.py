@@ -96,16 +96,14 @@ class BlendEngine(Engine):
             work += [[request, p, self.model.embedding[request.tokens[p]]] for p in range(first, first + n)
                      if chooses or request.fresh(p)]
         for layer in range(M.LAYERS):
-            deviation = {}
-            for (request, position, _), k, v in zip(work, *self.model.keys_values(layer, *self._batch(work))):
-                before = self._read_row(layer, request, position)
-                deviation[request.request_id, position] = float(np.abs(k - before).sum())
-                self._write(layer, request, position, k, v)
+            k, v = self.model.keys_values(layer, *self._batch(work))
+            deviation = {(request.request_id, position): float(np.abs(now - self._read_row(layer, request, position)).sum())
+                         for (request, position, _), now in zip(work, k)}
+            self._write(layer, work, k, v)
             self._attend_all(layer, work)
             self.computed += len(work)
             work = self._chosen(layer, work, deviation)
-        return {request.request_id: self.model.logits(hidden) for request, position, hidden in work
-                if position == request.num_tokens - 1}
+        return self._logits(work)
 
     def _read_row(self, layer, request, position):
         block, row = self.pool.requests[request.request_id][position // BLOCK], position % BLOCK

@@ -74,6 +74,10 @@ class Halves:
         which, *rest = at
         return np.stack([one[tuple(rest)] for one in self.of]) if isinstance(which, slice) else self.of[which][tuple(rest)]
 
+    def __setitem__(self, at, rows):
+        which, *rest = at
+        self.of[which][tuple(rest)] = rows
+
 
 class Rank:
     """A worker: a share of the KV heads in its own pages, and its half of the connector."""
@@ -122,9 +126,10 @@ class Rank:
             self.connector = engine.connector_class(engine.config, KVConnectorRole.WORKER, engine.kv_config)
             self.connector.register_kv_caches(self.tensors)
 
-    def write(self, layer, block, row, k, v):
-        self.memory.put(self.pages[layer][0, block, row], k[self.heads])
-        self.memory.put(self.pages[layer][1, block, row], v[self.heads])
+    def write(self, layer, blocks, rows, k, v):
+        """K and V of tokens, whose blocks and rows in these are given."""
+        for i, of in enumerate((k, v)):
+            self.memory.put(self.pages[layer], (i, blocks, rows), of[:, self.heads])
 
     def being_read(self):
         """Blocks that a store of this rank reads now."""
@@ -411,11 +416,13 @@ class Engine:
         for layer in range(M.LAYERS):
             for connector in connectors:
                 connector.wait_for_layer_load(f"layers.{layer}")
-            for (request, position, _), k, v in zip(work, *self.model.keys_values(layer, *self._batch(work))):
-                self._write(layer, request, position, k, v)
+            self._write(layer, work, *self.model.keys_values(layer, *self._batch(work)))
             self._attend_all(layer, work)
             for connector in connectors:
                 connector.save_kv_layer(f"layers.{layer}", None, None)
+        return self._logits(work)
+
+    def _logits(self, work):
         return {request.request_id: self.model.logits(hidden) for request, position, hidden in work
                 if position == request.num_tokens - 1}
 
@@ -425,21 +432,26 @@ class Engine:
 
     def _attend_all(self, layer, work):
         hidden, positions = self._batch(work)
-        outputs = [M.attend(q, *read) for q, read in zip(self.model.queries(layer, hidden, positions), self._read_each(layer, work))]
-        for item, after in zip(work, self.model.after(layer, hidden, np.array(outputs, np.float32))):
+        outputs = self._attended(layer, work, self.model.queries(layer, hidden, positions))
+        for item, after in zip(work, self.model.after(layer, hidden, outputs)):
             item[2] = after
 
-    def _write(self, layer, request, position, k, v):
-        block, row = self.pool.requests[request.request_id][position // BLOCK], position % BLOCK
+    def _write(self, layer, work, k, v):
+        blocks = [self.pool.requests[request.request_id][position // BLOCK] for request, position, _ in work]
         for rank in self.ranks:
-            assert self.by_layer or block not in rank.being_read(), "a store reads this block"
-            rank.write(layer, block, row, k, v)
+            assert self.by_layer or rank.being_read().isdisjoint(blocks), "a store reads this block"
+            rank.write(layer, blocks, [position % BLOCK for _, position, _ in work], k, v)
 
-    def _read_each(self, layer, work):
-        """K and V that each of these tokens attends."""
-        last = {request.request_id: (request, position + 1) for request, position, _ in work}
-        read = {name: self._read(layer, *tokens) for name, tokens in last.items()}
-        return [read[request.request_id][:, :position + 1] for request, position, _ in work]
+    def _attended(self, layer, work, queries):
+        """What each of these tokens gets from all tokens up to it."""
+        outputs, of_request = np.empty_like(queries), {}
+        for i, (request, _, _) in enumerate(work):
+            of_request.setdefault(request.request_id, []).append(i)
+        for indices in of_request.values():
+            request, positions = work[indices[0]][0], [work[i][1] for i in indices]
+            read = self._read(layer, request, positions[-1] + 1)
+            outputs[indices] = M.attend_all(queries[indices], positions, read)
+        return outputs
 
     def _read(self, layer, request, tokens):
         """K and V of the first tokens, heads of all ranks side by side."""

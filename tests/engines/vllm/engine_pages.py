@@ -41,11 +41,11 @@ class HostPages:
     def forget(self):
         self.whole[:] = 0x7fc0 if self.dtype == "bfloat16" else np.nan
 
-    def put(self, page, row):
+    def put(self, pages, at, rows):
         if self.dtype == "bfloat16":
-            bits = row.view(np.uint32)
-            row = (bits + 0x7fff + (bits >> 16 & 1)) >> 16
-        page[:] = row
+            bits = rows.view(np.uint32)
+            rows = (bits + 0x7fff + (bits >> 16 & 1)) >> 16
+        pages[at] = rows
 
     def get(self, pages):
         return (pages.astype(np.uint32) << 16).view(np.float32) if self.dtype == "bfloat16" else pages.astype(np.float32)
@@ -66,8 +66,8 @@ class GpuPages:
     def forget(self):
         self.whole[:] = np.nan
 
-    def put(self, page, row):
-        page[:] = self.torch.from_numpy(row).cuda()
+    def put(self, pages, at, rows):
+        pages[at] = self.torch.from_numpy(rows).to(pages.device, pages.dtype)
 
     def get(self, pages):
         return pages.float().cpu().numpy()

@@ -160,8 +160,8 @@ class Rank:
             self.connector.register_kv_caches(dict(sorted(tensors.items())))
 
     def write(self, layer, block, row, k, v):
-        self.memory.put(self.pages[layer][block, 0, row], k[self.heads])
-        self.memory.put(self.pages[layer][block, 1, row], v[self.heads])
+        for i, of in enumerate((k, v)):
+            self.memory.put(self.pages[layer], (block, i, row), of[self.heads])
 
     def read(self, layer, blocks):
         return self.memory.get(self.pages[layer][blocks].swapaxes(0, 1)).reshape(2, -1, len(self.heads), M.HEAD)
@@ -295,19 +295,22 @@ class HybridEngine(Engine):
         assert not bad, "vLLM can't tell whose they are"
         return set()
 
-    def _write(self, layer, request, position, k, v):
+    def _write(self, layer, work, k, v):
         number = self.of_layer[layer]
-        if self.groups[number].state:
-            return self._write_state(layer, request, position, k, v)
         size = self.groups[number].tokens
-        block = self.pool.requests[request.request_id][number][position // size]
-        assert block != HOLE
-        for rank in self.ranks:
-            assert block not in rank.being_read(), "a store reads this block"
-            rank.write(layer, block, position % size, k, v)
+        for (request, position, _), *both in zip(work, k, v):
+            if self.groups[number].state:
+                self._write_state(layer, request, position, *both)
+                continue
+            block = self.pool.requests[request.request_id][number][position // size]
+            assert block != HOLE
+            for rank in self.ranks:
+                assert block not in rank.being_read(), "a store reads this block"
+                rank.write(layer, block, position % size, *both)
 
-    def _read_each(self, layer, work):
-        return [self._read(layer, request, position + 1) for request, position, _ in work]
+    def _attended(self, layer, work, queries):
+        return np.array([M.attend(q, *self._read(layer, request, position + 1))
+                         for q, (request, position, _) in zip(queries, work)], np.float32).reshape(queries.shape)
 
     def _read(self, layer, request, tokens):
         """The tokens that the last one of these attends."""

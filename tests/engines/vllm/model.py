@@ -1,7 +1,7 @@
 """A small decoder (RMSNorm, RoPE, grouped-query attention, SwiGLU) whose KV lies in an engine's pages.
 
-Every token is computed by itself, with the same operations on arrays of the same shapes, whatever
-else is in the batch. So its logits are the same bit for bit, however its request was cut into
+Every token is computed by itself, with the same operations on arrays whose shapes depend on its
+position alone, whatever else is in the batch. So its logits are the same bit for bit, however its request was cut into
 steps. Functions take one token, or as many as the first axis of hidden and position has.
 """
 
@@ -9,6 +9,8 @@ import numpy as np
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD, INNER, VOCABULARY = 3, 64, 8, 4, 16, 96, 128
 PER_KV = HEADS // KV_HEADS
+#: attend_all() fills up what a token attends to a multiple of so many tokens.
+STRETCH = 64
 POSITIONS = 8192
 
 
@@ -32,6 +34,24 @@ def attend(q, k, v):
     scores = k.swapaxes(0, 1) @ q.reshape(k.shape[1], -1, HEAD).swapaxes(1, 2) / np.float32(HEAD**0.5)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     return (weights.swapaxes(1, 2) @ v.swapaxes(0, 1) / weights.sum(axis=1)[:, :, None]).reshape(q.shape)
+
+
+def attend_all(q, positions, kv):
+    """attend() of many tokens, each over all tokens up to its position. kv is [2, tokens, KV heads,
+    HEAD]. q and the result are [tokens, query heads, HEAD]."""
+    positions, out = np.array(positions), np.empty_like(q)
+    whole = np.zeros((2, -(-kv.shape[1] // STRETCH) * STRETCH, *kv.shape[2:]), np.float32)
+    whole[:, : kv.shape[1]] = kv
+    stretches = positions // STRETCH
+    for stretch in set(stretches):
+        these, (k, v) = stretches == stretch, whole[:, : (stretch + 1) * STRETCH]
+        scores = q[these].reshape(-1, KV_HEADS, PER_KV, HEAD) @ k.transpose(1, 2, 0) / np.float32(HEAD**0.5)
+        later = np.arange(len(k)) > positions[these][:, None]
+        scores = np.where(later[:, None, None], np.float32(-np.inf), scores)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        means = weights @ v.swapaxes(0, 1) / weights.sum(axis=-1, keepdims=True)
+        out[these] = means.reshape(-1, HEADS, HEAD)
+    return out
 
 
 class Model:

@@ -73,11 +73,12 @@ class StageRank:
             self.connector = engine.connector_class(engine.config, KVConnectorRole.WORKER, engine.kv_config)
             self.connector.register_kv_caches(self.tensors)
 
-    def write(self, layer, block, row, k, v):
-        if layer in self.pages and row in self.rows:
-            at = self.rows.index(row)
-            self.memory.put(self.pages[layer][0, block, at], k[self.heads])
-            self.memory.put(self.pages[layer][1, block, at], v[self.heads])
+    def write(self, layer, blocks, rows, k, v):
+        mine = [i for i, row in enumerate(rows) if layer in self.pages and row in self.rows]
+        if mine:
+            at = [blocks[i] for i in mine], [self.rows.index(rows[i]) for i in mine]
+            for i, of in enumerate((k, v)):
+                self.memory.put(self.pages[layer], (i, *at), of[mine][:, self.heads])
 
     def read(self, layer, blocks):
         return self.memory.get(self.pages[layer][:, blocks])
