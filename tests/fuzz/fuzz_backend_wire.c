@@ -7,7 +7,6 @@
 #include "daemon/base/log.h"
 #include "tests/fuzz/fuzz.h"
 
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>

@@ -4,7 +4,6 @@
 #include "tests/fuzz/fuzz.h"
 
 #include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

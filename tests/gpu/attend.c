@@ -5,7 +5,6 @@
 #include "kernels/encoding/arith.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 extern const unsigned char ucm_attend_fatbin[], ucm_mla_fatbin[], ucm_entries_fatbin[];

@@ -5,7 +5,6 @@
 #include "kernels/arith.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 struct answer answer_new(const struct problem *p)

@@ -4,7 +4,6 @@
 
 #include "kernels/entries/entries_cuda.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define GATHER_BLOCKS 32u

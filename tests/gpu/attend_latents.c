@@ -3,7 +3,6 @@
 #include "tests/gpu/attend.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 static void compare(struct problem *p, struct answer *want, const char *what)
 {

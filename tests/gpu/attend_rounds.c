@@ -14,7 +14,7 @@ struct rounds {
     struct problem p;
     struct ucm_stop_spec stop;
     uint32_t known;     /* enum ucm_attend_cuda_known */
-    float *row_score;   /* [rows][blocks of the sequence] */
+    float *row_score;   /* [rows][entries]: lists choose from all blocks */
     float *score;       /* [lists][room] */
     int32_t *order;     /* [lists][room]: places in the list */
     uint32_t *list_end; /* [ROUNDS + 1][lists] */
@@ -52,32 +52,16 @@ static double logit(const struct rounds *r, const float *q, const uint8_t *k)
     return x;
 }
 
-/* Blocks that lists choose from. */
-static uint32_t blocks_of(const struct rounds *r)
-{
-    return r->p.shape.entries;
-}
-
-/* The KV head of a row, and its list's number. */
-static uint32_t head_of(const struct rounds *r, uint64_t row)
-{
-    return (uint32_t)(row / r->p.shape.group % r->p.shape.kv_heads);
-}
-
-static uint64_t list_of(const struct rounds *r, uint64_t row)
-{
-    return row / r->list_rows;
-}
-
 /* A row's figure for a block: the largest q . k, or about the logarithm of its weight. */
 static float judge(const struct rounds *r, uint64_t row, uint32_t block)
 {
     const struct attend_shape *s = &r->p.shape;
-    int32_t entry = problem_entry(&r->p, list_of(r, row), (int32_t)block);
+    int32_t entry = problem_entry(&r->p, row / r->list_rows, (int32_t)block);
     double scale = (double)r->p.plan.logit_scale, most = -INFINITY, sum = 0;
+    uint32_t g = (uint32_t)(row / s->group % s->kv_heads);
 
     for (uint32_t t = 0; t < s->tokens; t++) {
-        double x = logit(r, r->p.q + row * s->d, key_at(r, entry, head_of(r, row), t));
+        double x = logit(r, r->p.q + row * s->d, key_at(r, entry, g, t));
 
         most = fmax(most, x);
         sum += exp(x * scale);
@@ -97,12 +81,12 @@ static int by_score(const void *a, const void *b)
 static void draw_list(struct rounds *r, uint64_t l)
 {
     const struct attend_shape *s = &r->p.shape;
-    int32_t *list = r->p.list + l * s->room, *all = fresh(blocks_of(r) * 4);
+    int32_t *list = r->p.list + l * s->room, *all = fresh(r->p.shape.entries * 4);
 
-    for (uint32_t i = 0; i < blocks_of(r); i++)
+    for (uint32_t i = 0; i < r->p.shape.entries; i++)
         all[i] = (int32_t)i;
     for (uint32_t i = 0; i < s->room; i++) {
-        uint32_t j = i + rnd_below(blocks_of(r) - i);
+        uint32_t j = i + rnd_below(r->p.shape.entries - i);
 
         list[i] = all[j];
         all[j] = all[i];
@@ -111,7 +95,7 @@ static void draw_list(struct rounds *r, uint64_t l)
 
 static void draw_scores(struct rounds *r)
 {
-    uint32_t n = blocks_of(r);
+    uint32_t n = r->p.shape.entries;
 
     for (uint64_t row = 0; row < r->p.rows; row++)
         for (uint32_t b = 0; b < n; b++)
@@ -126,7 +110,7 @@ static void draw_scores(struct rounds *r)
 
 static void draw_lists(struct rounds *r)
 {
-    uint32_t room = r->p.shape.room, n = blocks_of(r);
+    uint32_t room = r->p.shape.room, n = r->p.shape.entries;
     uint64_t *key = fresh(room * 8);
 
     for (uint64_t l = 0; l < r->lists; l++) {
@@ -170,7 +154,7 @@ static void stop_open(struct rounds *r)
     int32_t *candidates = fresh(s->sequences * 4);
 
     for (uint32_t c = 0; c < s->sequences; c++)
-        candidates[c] = (int32_t)blocks_of(r);
+        candidates[c] = (int32_t)r->p.shape.entries;
     r->p.args.stop = (struct ucm_attend_cuda_stop){
         .rule = r->stop.rule,
         .eps = r->stop.eps,
@@ -200,7 +184,7 @@ static void rounds_open(struct rounds *r, const struct attend_shape *shape,
     r->known = stop.rule == UCM_STOP_ESTIMATED ? UCM_ATTEND_CUDA_ESTIMATES : UCM_ATTEND_CUDA_BOUNDS;
     r->lists = (uint64_t)shape->sequences * shape->lists;
     r->list_rows = r->p.rows / r->lists;
-    r->row_score = fresh(r->p.rows * blocks_of(r) * 4);
+    r->row_score = fresh(r->p.rows * r->p.shape.entries * 4);
     r->score = fresh(r->lists * shape->room * 4);
     r->order = fresh(r->lists * shape->room * 4);
     r->list_end = fresh((ROUNDS + 1) * r->lists * 4);
@@ -209,21 +193,22 @@ static void rounds_open(struct rounds *r, const struct attend_shape *shape,
     a->state = gpu_new(r->p.rows * shape->d * 4);
     a->state_sum = gpu_new(r->p.rows * sizeof(struct ucm_attend_cuda_sum));
     stop_open(r);
-    r->args = (struct ucm_attend_cuda_order){.sequences = shape->sequences,
-                                             .lists = shape->lists,
-                                             .room = shape->room,
-                                             .rows = (uint32_t)r->list_rows,
-                                             .windows = 2,
-                                             .first = stop.every,
-                                             .logit_scale = r->p.plan.logit_scale,
-                                             .ln_tokens = logf((float)shape->tokens),
-                                             .count = a->count,
-                                             .list = a->list,
-                                             .to = gpu_new(r->lists * shape->room * 4),
-                                             .score = gpu_new(r->lists * shape->room * 4),
-                                             .row_score = gpu_new(r->p.rows * blocks_of(r) * 4),
-                                             .pitch = blocks_of(r),
-                                             .stop = a->stop};
+    r->args =
+        (struct ucm_attend_cuda_order){.sequences = shape->sequences,
+                                       .lists = shape->lists,
+                                       .room = shape->room,
+                                       .rows = (uint32_t)r->list_rows,
+                                       .windows = 2,
+                                       .first = stop.every,
+                                       .logit_scale = r->p.plan.logit_scale,
+                                       .ln_tokens = logf((float)shape->tokens),
+                                       .count = a->count,
+                                       .list = a->list,
+                                       .to = gpu_new(r->lists * shape->room * 4),
+                                       .score = gpu_new(r->lists * shape->room * 4),
+                                       .row_score = gpu_new(r->p.rows * r->p.shape.entries * 4),
+                                       .pitch = r->p.shape.entries,
+                                       .stop = a->stop};
     capture(r);
 }
 
@@ -259,7 +244,7 @@ struct judged {
 
 static float left_of(const struct rounds *r, uint64_t row, uint32_t block)
 {
-    float x = r->row_score[row * blocks_of(r) + block];
+    float x = r->row_score[row * r->p.shape.entries + block];
 
     return r->known == UCM_ATTEND_CUDA_BOUNDS ? ucm_left_bound(&r->p.plan, x, r->p.shape.tokens)
                                               : x;
@@ -267,7 +252,7 @@ static float left_of(const struct rounds *r, uint64_t row, uint32_t block)
 
 static struct judged judged_new(const struct rounds *r, uint64_t l)
 {
-    uint32_t n = r->p.count[l], all = blocks_of(r), room = r->p.shape.room;
+    uint32_t n = r->p.count[l], all = r->p.shape.entries, room = r->p.shape.room;
     struct judged j = {.entries = fresh(n * 4 + 4), .left = fresh(r->list_rows * n * 4 + 4)};
     bool *in = fresh(all * sizeof(*in));
     float *out = fresh(all * 4);
@@ -315,7 +300,7 @@ static struct ucm_stop_report reference(const struct rounds *r, uint64_t l, uint
                                  .memory = {r->p.pool, r->p.entry, s->entries},
                                  .blocks = j.entries,
                                  .n = count,
-                                 .beyond = blocks_of(r) - count,
+                                 .beyond = r->p.shape.entries - count,
                                  .estimate = bounds ? NULL : j.left,
                                  .bound = bounds ? j.left : NULL,
                                  .pitch = count,

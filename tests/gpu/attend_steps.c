@@ -3,7 +3,6 @@
 #include "tests/gpu/attend.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 static void compare_cuts(struct problem *p)

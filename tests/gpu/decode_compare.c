@@ -5,7 +5,6 @@
 #include "kernels/arith.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 uint32_t scene_layer_head(const struct scene *t, uint32_t layer, uint32_t list)

@@ -2,7 +2,6 @@
  * changes no bit. A step that was not served ends after as many runs as there are rounds. */
 #include "tests/gpu/decode.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* The rounds of a step, as its reports tell them. */

@@ -1,7 +1,6 @@
 #include "tests/gpu/decode.h"
 
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- steps that get everything ---- */

@@ -44,14 +44,6 @@ void pool_next(struct pool *p)
     gpu_launch("ucm_entries_next", 1, 1, 0, (void *[]){&p->gpu, &attended});
 }
 
-void pool_resolve(struct pool *p, uint32_t layer_head, const struct ucm_entries_lists *lists)
-{
-    struct ucm_entries_lists by_value = *lists;
-
-    gpu_launch("ucm_entries_resolve", lists->sequences * lists->lists, UCM_ENTRIES_CUDA_RESOLVE, 0,
-               (void *[]){&p->gpu, &layer_head, &by_value});
-}
-
 void pool_gather(struct pool *p, const char *kernel, uint32_t blocks,
                  const struct ucm_entries_gather *g)
 {
@@ -253,7 +245,8 @@ static void one_layer(struct pool *p, struct pool *q, CUdeviceptr lists, uint32_
     gpu_put(lists, &choice, sizeof(choice));
     memcpy(q->host.stamp, p->host.stamp, p->bytes); /* the model begins where the GPU does */
     layer_head = apart ? 0 : layer_head;
-    pool_resolve(p, layer_head, &there);
+    gpu_launch("ucm_entries_resolve", SEQUENCES * LISTS, UCM_ENTRIES_CUDA_RESOLVE, 0,
+               (void *[]){&p->gpu, &layer_head, &there});
     ucm_entries_resolve(&q->host, layer_head, &here);
     same_resolve(p, &q->host);
     gpu_get(q->host.stamp, p->memory, p->bytes);

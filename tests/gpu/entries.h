@@ -18,7 +18,6 @@ void pool_read(struct pool *p, const char *when);
 void pool_write(struct pool *p);
 
 void pool_next(struct pool *p);
-void pool_resolve(struct pool *p, uint32_t layer_head, const struct ucm_entries_lists *lists);
 /* kernel: warp, block, warp_weak, block_weak. */
 void pool_gather(struct pool *p, const char *kernel, uint32_t blocks,
                  const struct ucm_entries_gather *g);

@@ -80,7 +80,7 @@ void harness_main(int argc, char **argv)
         exit(worker_main(atoi(argv[2]), shared_map(atoi(argv[3]))));
 }
 
-static void worker_exec(struct test_worker *w, const char *visible)
+void worker_start(struct test_worker *w)
 {
     int sockets[2], fd = memfd_create("shared", 0);
     char a[16], b[16];
@@ -93,8 +93,6 @@ static void worker_exec(struct test_worker *w, const char *visible)
     if (w->pid == 0) {
         snprintf(a, sizeof(a), "%d", sockets[1]);
         snprintf(b, sizeof(b), "%d", fd);
-        if (visible)
-            setenv("CUDA_VISIBLE_DEVICES", visible, 1);
         execl("/proc/self/exe", "test", "worker", a, b, (char *)NULL);
         _exit(127);
     }
@@ -104,19 +102,6 @@ static void worker_exec(struct test_worker *w, const char *visible)
     w->shared = shared_map(fd);
     close(fd);
     rings_watch(w);
-}
-
-void worker_start(struct test_worker *w)
-{
-    worker_exec(w, NULL);
-}
-
-void worker_start_on(struct test_worker *w, unsigned ordinal)
-{
-    char visible[16];
-
-    snprintf(visible, sizeof(visible), "%u", ordinal);
-    worker_exec(w, visible);
 }
 
 static void receive(struct test_worker *w)

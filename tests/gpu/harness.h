@@ -31,7 +31,6 @@ struct test_worker {
 /* First thing in main: becomes a worker when the program was started as one. */
 void harness_main(int argc, char **argv);
 void worker_start(struct test_worker *w);
-void worker_start_on(struct test_worker *w, unsigned ordinal); /* of the driver's GPUs */
 /* Exits the test when the worker does not answer; returns whether CUDA was content there. */
 bool worker_do(struct test_worker *w, enum worker_op op, uint64_t bytes, uint64_t offset,
                unsigned ms);

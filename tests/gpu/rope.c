@@ -2,7 +2,6 @@
 #include "kernels/rope/rope_cuda.h"
 #include "tests/gpu/compare.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define BLOCKS 6u
@@ -12,27 +11,6 @@
 #define GUARD 0xa5
 
 extern const unsigned char ucm_rope_fatbin[];
-
-/* What a launch reads, in the GPU's memory. */
-struct work {
-    CUdeviceptr planes, items, at, tables;
-    uint32_t n_planes, n_items, n_tables, largest;
-};
-
-static void launch(const struct work *w, const struct ucm_rope_spec *spec, uint32_t ctas,
-                   uint32_t in_place)
-{
-    struct work own = *w;
-    struct ucm_rope_spec by_value = *spec;
-    uint32_t tiles = ucm_rope_tiles(spec, w->largest);
-    void *arguments[] = {&own.planes, &own.n_planes, &own.items, &own.n_items, &own.at,
-                         &own.tables, &own.n_tables, &by_value,  &tiles,       &in_place};
-    char name[UCM_ROPE_KERNEL_NAME];
-
-    ucm_rope_kernel_name(spec, name);
-    gpu_launch(name, ctas, UCM_COPY_THREADS, ucm_rope_tables_bytes(spec, w->n_tables), arguments);
-    gpu_sync();
-}
 
 /* ---- bits ---- */
 
@@ -75,9 +53,23 @@ struct load {
     struct ucm_rope_angle *tables;
     uint64_t page_bytes, slots_bytes;
     uint8_t *pages, *slots, *found;
-    CUdeviceptr gpu_pages, gpu_slots;
-    struct work w;
+    uint32_t largest; /* fragment */
+    CUdeviceptr gpu_pages, gpu_slots, gpu_planes, gpu_items, gpu_at, gpu_tables;
 };
+
+static void launch(struct load *l, const struct ucm_rope_spec *spec, uint32_t in_place)
+{
+    uint32_t n_planes = 2 * LAYERS, n_items = ITEMS, n_tables = TABLES;
+    uint32_t tiles = ucm_rope_tiles(spec, l->largest);
+    struct ucm_rope_spec by_value = *spec;
+    void *arguments[] = {&l->gpu_planes, &n_planes, &l->gpu_items, &n_items, &l->gpu_at,
+                         &l->gpu_tables, &n_tables, &by_value,     &tiles,   &in_place};
+    char name[UCM_ROPE_KERNEL_NAME];
+
+    ucm_rope_kernel_name(spec, name);
+    gpu_launch(name, 5, UCM_COPY_THREADS, ucm_rope_tables_bytes(spec, n_tables), arguments);
+    gpu_sync();
+}
 
 /* K with other bytes before and after it, and V, whose pages follow K's. All lie `shift` bytes from
  * an aligned place. */
@@ -91,7 +83,7 @@ static void load_place(struct load *l, const struct ucm_rope_spec *spec, const s
              layer = BLOCKS * stride + BLOCKS * 1024u,
              slot_step = shift ? slot : (slot + 15) / 16 * 16;
 
-    l->w.largest = fragment > v ? fragment : v;
+    l->largest = fragment > v ? fragment : v;
     l->page_bytes = LAYERS * layer + 16;
     l->slots_bytes = (slot + 16) / 16 * 16 * ITEMS + 16;
     l->pages = fresh(l->page_bytes);
@@ -122,7 +114,7 @@ static void load_new(struct load *l, const struct ucm_rope_spec *spec, const str
 {
     uint32_t half = spec->rotary / 2;
 
-    *l = (struct load){.w = {.n_planes = 2 * LAYERS, .n_items = ITEMS, .n_tables = TABLES}};
+    memset(l, 0, sizeof(*l));
     load_place(l, spec, shape, shift);
     l->found = fresh(l->page_bytes);
     memset(l->pages, GUARD, l->page_bytes);
@@ -131,10 +123,10 @@ static void load_new(struct load *l, const struct ucm_rope_spec *spec, const str
     for (uint32_t i = 0; i < TABLES; i++)
         ucm_rope_table(spec, &(struct ucm_rope_shift){i * 70000u, 5 + rnd_below(1000000), 0, 0},
                        l->tables + i * half);
-    l->w.planes = gpu_put(0, l->planes, sizeof l->planes);
-    l->w.items = gpu_put(0, l->items, sizeof l->items);
-    l->w.at = gpu_put(0, l->at, sizeof l->at);
-    l->w.tables = gpu_put(0, l->tables, TABLES * half * sizeof *l->tables);
+    l->gpu_planes = gpu_put(0, l->planes, sizeof l->planes);
+    l->gpu_items = gpu_put(0, l->items, sizeof l->items);
+    l->gpu_at = gpu_put(0, l->at, sizeof l->at);
+    l->gpu_tables = gpu_put(0, l->tables, TABLES * half * sizeof *l->tables);
     gpu_put(l->gpu_pages, l->pages, l->page_bytes);
     gpu_put(l->gpu_slots, l->slots, l->slots_bytes);
 }
@@ -144,7 +136,7 @@ static void check_load(const struct ucm_rope_spec *spec, const struct shape *sha
     struct load l;
 
     load_new(&l, spec, shape, shift);
-    launch(&l.w, spec, 5, 0);
+    launch(&l, spec, 0);
     gpu_get(l.found, l.gpu_pages, l.page_bytes);
     ucm_copy_ref(l.host, 2 * LAYERS, l.on_host, ITEMS, UCM_COPY_LOAD);
     rerotate_pages(spec, l.host, l.at, l.items, l.tables);
@@ -152,7 +144,7 @@ static void check_load(const struct ucm_rope_spec *spec, const struct shape *sha
           "dtype %u, pairs %u, %u rows of %u, [%u, +%u), %u and %u bytes around, shifted by %u",
           spec->dtype, spec->pairs, spec->rows, spec->dim, spec->first, spec->rotary, shape->before,
           shape->behind, shift);
-    launch(&l.w, spec, 5, 1);
+    launch(&l, spec, 1);
     gpu_get(l.found, l.gpu_pages, l.page_bytes);
     rerotate_pages(spec, l.host, l.at, l.items, l.tables);
     check(memcmp(l.found, l.pages, l.page_bytes) == 0, "in place: dtype %u, pairs %u, rows of %u",

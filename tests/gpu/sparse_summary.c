@@ -2,7 +2,6 @@
  * all the same. Blocks come out of order, twice, or lie outside. */
 #include "tests/gpu/sparse.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define BLOCKS 9u

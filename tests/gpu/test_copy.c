@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define MEMORY FLAT_BYTES
 #define SLOTS (256 * MIB)
@@ -234,28 +233,6 @@ static void test_event_order(struct device_region *r)
           "12 dumps after events store the final bytes (%u wrong, %u early)", wrong, early);
 }
 
-/* The cost of an event: it is opened and queried, and its worker is looked for twice. */
-static void test_event_cost(struct device_region *r)
-{
-    struct ucm_copy_item items[32];
-    uint64_t begin, with = 0, without = 0;
-    struct test_job j;
-
-    flat_items(&t, 0, items);
-    worker_do(&a, WORKER_EVENT, 0, 0, 0);
-    usleep(100000);
-    for (unsigned i = 0; i < 200; i++) {
-        job_init(&j, DEVICE_DUMP, r, items, 1);
-        j.job.event = i % 2 ? a.reply.handle : NULL;
-        j.job.deadline_ms = now_ms(&t) + 1000;
-        begin = uv_hrtime();
-        (void)job_run(&t, &j);
-        *(i % 2 ? &with : &without) += uv_hrtime() - begin;
-    }
-    printf("INFO  a dump of 1 MiB takes %.0f us, after a signalled event %.0f us\n",
-           (double)without / 1e5, (double)with / 1e5);
-}
-
 /* Two dumps that wait for one event, which is recorded again between them. */
 static void test_event_again(struct device_region *r)
 {
@@ -370,7 +347,6 @@ static void test_ordering(const uint8_t *ipc_a, const uint8_t *ipc_b)
     pages_write(from, FLAT_BLOCKS);
     test_event_order(from);
     test_event_again(from);
-    test_event_cost(from);
     test_urgent(from);
     region_shut(&t, from);
 

@@ -3,8 +3,8 @@
 #include "tests/gpu/harness.h"
 
 #include <cuda.h>
-#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define MEMORY FLAT_BYTES
@@ -25,7 +25,8 @@ static bool side_open(unsigned i)
     struct side *s = &sides[i];
     struct ucm_error e = {0};
 
-    worker_start_on(&s->w, i);
+    setenv("CUDA_VISIBLE_DEVICES", i == 0 ? "0" : "1", 1);
+    worker_start(&s->w);
     if (!worker_do(&s->w, WORKER_HELLO, 0, 0, 0))
         return false;
     memcpy(s->uuid, s->w.reply.handle, sizeof(s->uuid));
@@ -39,28 +40,6 @@ static bool side_open(unsigned i)
                  "a region of GPU %u opens: %s", i, e.text);
 }
 
-/* Does an error identify memory of another GPU? Nothing is open here yet that could be closed with
- * it. */
-static void without_peers(void)
-{
-    CUipcMemHandle handle;
-    CUdeviceptr address;
-    CUcontext context;
-    CUresult r;
-
-    memcpy(&handle, sides[0].ipc, sizeof(handle));
-    if (cuDevicePrimaryCtxRetain(&context, 1) != CUDA_SUCCESS)
-        return;
-    (void)cuCtxPushCurrent(context);
-    r = cuIpcOpenMemHandle(&address, handle, 0);
-    printf("INFO  GPU 1 opens memory of GPU 0 without CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: %d\n",
-           (int)r);
-    if (r == CUDA_SUCCESS)
-        (void)cuIpcCloseMemHandle(address);
-    (void)cuCtxPopCurrent(&context);
-    (void)cuDevicePrimaryCtxRelease(1);
-}
-
 /* The driver may map it over the link between the GPUs and call it this GPU's. It is the worker's
  * memory all the same. */
 static void wrong_gpu(void)
@@ -69,7 +48,6 @@ static void wrong_gpu(void)
     struct ucm_error e = {0};
     struct test_job j;
 
-    without_peers();
     (void)device_use(&t, sides[1].uuid);
     if (region_open(&t, &layout_flat, sides[0].w.pid, sides[0].ipc, -1, 0, MEMORY, &r, &e) < 0) {
         CHECK(e.text[0] != '\0', "a handle of the other GPU is refused: %s", e.text);
