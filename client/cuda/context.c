@@ -1,5 +1,7 @@
 #include "client/cuda/context.h"
 
+#include "client/cuda/error.h"
+
 #include <string.h>
 
 CUresult ucm_device_find(const uint8_t uuid[UCM_UUID_BYTES], CUdevice *out)
@@ -41,6 +43,19 @@ void ucm_context_leave(void)
 
     (void)cuThreadExchangeStreamCaptureMode(&capture_mode);
     (void)cuCtxPopCurrent(&old);
+}
+
+int cuda_enter(CUcontext context)
+{
+    CUresult r = ucm_context_enter(context);
+
+    return r == CUDA_SUCCESS ? 0 : cuda_fail_driver(r, "the GPU's context can't be entered");
+}
+
+int cuda_leave(CUresult r, const char *what)
+{
+    ucm_context_leave();
+    return r == CUDA_SUCCESS ? 0 : cuda_fail_driver(r, what);
 }
 
 CUresult ucm_upload(const void *from, size_t bytes, CUstream stream, CUdeviceptr *out)

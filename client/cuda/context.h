@@ -17,6 +17,9 @@ CUresult ucm_device_find(const uint8_t uuid[UCM_UUID_BYTES], CUdevice *out);
  * leave. */
 CUresult ucm_context_enter(CUcontext context);
 void ucm_context_leave(void);
+/* The same, with the sentence of an error: 0, or as cuda_fail_driver. `r` is what was done in between. */
+int cuda_enter(CUcontext context);
+int cuda_leave(CUresult r, const char *what);
 
 /* Copies to new memory of the GPU; it is there on return, for kernels of all streams. After an error *out may be
  * memory, too. */

@@ -1,6 +1,5 @@
 #include "client/cuda/decode.h"
 
-#include "client/cuda/context.h"
 #include "client/cuda/error.h"
 
 #include <stddef.h>
@@ -52,21 +51,14 @@ static CUresult launch_layer(struct ucm_cuda_decode *d, const struct ucm_cuda_de
                                           : decode_rounds_launch(d, l, layer_head, stream);
 }
 
-static int launched(struct ucm_cuda_decode *d, CUresult r, const char *what)
-{
-    (void)d;
-    decode_leave();
-    return r == CUDA_SUCCESS ? 0 : cuda_fail_driver(r, what);
-}
-
 int ucm_cuda_decode_begin(struct ucm_cuda_decode *d, void *stream)
 {
     int r;
 
     if (!d)
         return cuda_fail(UCM_EINVALID, "decode is NULL");
-    r = decode_enter(d);
-    return r ? r : launched(d, launch_next(d, stream), "a step can't begin");
+    r = cuda_enter(d->context);
+    return r ? r : cuda_leave(launch_next(d, stream), "a step can't begin");
 }
 
 int ucm_cuda_decode_end(struct ucm_cuda_decode *d, void *stream)
@@ -75,8 +67,8 @@ int ucm_cuda_decode_end(struct ucm_cuda_decode *d, void *stream)
 
     if (!d)
         return cuda_fail(UCM_EINVALID, "decode is NULL");
-    r = decode_enter(d);
-    return r ? r : launched(d, launch_end(d, stream), "a step can't end");
+    r = cuda_enter(d->context);
+    return r ? r : cuda_leave(launch_end(d, stream), "a step can't end");
 }
 
 static int window_check(const struct ucm_cuda_decode_options *o,
@@ -127,8 +119,8 @@ int ucm_cuda_decode_layer(struct ucm_cuda_decode *d, const struct ucm_cuda_decod
     r = layer_check(d, l);
     if (r != 0 || l->sequences == 0)
         return r;
-    r = decode_enter(d);
-    return r ? r : launched(d, launch_layer(d, l, stream), "a layer can't be launched");
+    r = cuda_enter(d->context);
+    return r ? r : cuda_leave(launch_layer(d, l, stream), "a layer can't be launched");
 }
 
 int ucm_cuda_decode_result(struct ucm_cuda_decode *d, struct ucm_cuda_decode_result *out)
@@ -342,7 +334,7 @@ static void release(struct ucm_cuda_decode *d)
         (void)cuModuleUnload(d->attend_module);
     if (d->entries_module)
         (void)cuModuleUnload(d->entries_module);
-    decode_leave();
+    ucm_context_leave();
 }
 
 /* What of the plan follows from the GPU. */
@@ -372,7 +364,7 @@ static int decode_make(struct ucm_cuda_decode *d, const uint8_t *gpu)
         rc = cuDevicePrimaryCtxRetain(&d->context, d->dev);
     if (rc != CUDA_SUCCESS)
         return cuda_fail_driver(rc, "the GPU can't be used");
-    r = decode_enter(d);
+    r = cuda_enter(d->context);
     if (r == 0) {
         r = plan_gpu(d);
         if (r == 0)
@@ -382,7 +374,7 @@ static int decode_make(struct ucm_cuda_decode *d, const uint8_t *gpu)
         if (r == 0 && rc == CUDA_SUCCESS)
             rc = prepare(d);
         if (r == 0 && rc == CUDA_SUCCESS) {
-            decode_leave();
+            ucm_context_leave();
             return 0;
         }
         if (r == 0)
@@ -428,7 +420,7 @@ void ucm_cuda_decode_close(struct ucm_cuda_decode *d)
 {
     if (!d)
         return;
-    if (decode_enter(d) == 0)
+    if (cuda_enter(d->context) == 0)
         release(d);
     (void)cuDevicePrimaryCtxRelease(d->dev);
     pthread_mutex_destroy(&d->mapping_lock);

@@ -2,6 +2,7 @@
 #ifndef UCM_CUDA_DECODE_H
 #define UCM_CUDA_DECODE_H
 
+#include "client/cuda/context.h"
 #include "client/include/ucmclient_cuda_decode.h"
 #include "kernels/attend/attend_cuda.h"
 #include "kernels/attend/mla_cuda.h"
@@ -95,10 +96,7 @@ struct ucm_cuda_decode {
     uint32_t n_ranges, ranges_room;
 };
 
-/* decode_launch.c. Enters the context; after an error there is nothing to leave. */
-int decode_enter(struct ucm_cuda_decode *d);
-void decode_leave(void);
-/* With the context entered. */
+/* decode_launch.c, with the context entered. */
 CUresult decode_launch(struct ucm_cuda_decode *d, enum decode_kernel kernel, uint32_t blocks,
                        uint32_t threads, void **arguments, CUstream stream);
 

@@ -15,23 +15,11 @@ static uint32_t blocks_for(uint64_t threads)
     return blocks < 1 ? 1 : blocks > 1024 ? 1024 : (uint32_t)blocks;
 }
 
-static CUresult upload(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
-{
-    return cuMemcpyHtoDAsync(to, from, bytes, stream);
-}
-
 static CUresult download(void *to, const void *from, size_t bytes, CUstream stream)
 {
     CUresult r = cuMemcpyDtoHAsync(to, (CUdeviceptr)(uintptr_t)from, bytes, stream);
 
     return r == CUDA_SUCCESS ? cuStreamSynchronize(stream) : r;
-}
-
-/* The context is entered; leaves it. */
-static int done(CUresult r, const char *what)
-{
-    decode_leave();
-    return r == CUDA_SUCCESS ? 0 : cuda_fail_driver(r, what);
 }
 
 /* ---- requests ---- */
@@ -58,19 +46,19 @@ int ucm_cuda_decode_enter(struct ucm_cuda_decode *d, uint32_t request, uint32_t 
         return cuda_fail(UCM_ENOMEMORY,
                          "a floor of %u entries: %llu are kept for other requests, of %u", floor,
                          (unsigned long long)(sum - floor), d->plan.shape.entries);
-    r = decode_enter(d);
+    r = cuda_enter(d->context);
     if (r != 0)
         return r;
     d->scratch.key[0] = floor;
-    rc = upload((CUdeviceptr)(uintptr_t)&d->entries.floor[request], d->scratch.key, sizeof floor,
-                stream);
+    rc = cuMemcpyHtoDAsync((CUdeviceptr)(uintptr_t)&d->entries.floor[request], d->scratch.key,
+                           sizeof floor, stream);
     if (rc == CUDA_SUCCESS)
         rc = cuStreamSynchronize(stream);
     if (rc == CUDA_SUCCESS) {
         d->floors_sum = sum;
         d->floors[request] = floor;
     }
-    return done(rc, "a floor can't be set");
+    return cuda_leave(rc, "a floor can't be set");
 }
 
 int ucm_cuda_decode_leave(struct ucm_cuda_decode *d, uint32_t request, void *stream)
@@ -79,7 +67,7 @@ int ucm_cuda_decode_leave(struct ucm_cuda_decode *d, uint32_t request, void *str
     int r = request_check(d, request);
 
     if (r == 0)
-        r = decode_enter(d);
+        r = cuda_enter(d->context);
     if (r != 0)
         return r;
     rc = decode_launch(d, DECODE_LEAVE, blocks_for(d->plan.shape.entries), THREADS,
@@ -90,7 +78,7 @@ int ucm_cuda_decode_leave(struct ucm_cuda_decode *d, uint32_t request, void *str
         d->floors_sum -= d->floors[request];
         d->floors[request] = 0;
     }
-    return done(rc, "a request can't leave");
+    return cuda_leave(rc, "a request can't leave");
 }
 
 /* ---- numbers ---- */
@@ -108,7 +96,7 @@ static CUresult forget_batch(struct ucm_cuda_decode *d, const uint32_t *numbers,
         first = numbers[i] < first ? numbers[i] : first;
         last = numbers[i] > last ? numbers[i] : last;
     }
-    r = upload(s->key_gpu, s->key, n * sizeof *s->key, stream);
+    r = cuMemcpyHtoDAsync(s->key_gpu, s->key, n * sizeof *s->key, stream);
     if (r == CUDA_SUCCESS)
         r = decode_launch(d, DECODE_FORGET, blocks_for((uint64_t)n * d->plan.shape.layer_heads),
                           THREADS, (void *[]){&d->entries, &s->key_gpu, &n}, stream);
@@ -126,12 +114,12 @@ int ucm_cuda_decode_forget(struct ucm_cuda_decode *d, const uint32_t *numbers, u
     for (uint32_t i = 0; i < n; i++)
         if (numbers[i] >= d->plan.shape.numbers)
             return cuda_fail(UCM_EINVALID, "number %u of %u", numbers[i], d->plan.shape.numbers);
-    r = decode_enter(d);
+    r = cuda_enter(d->context);
     if (r != 0)
         return r;
     for (uint32_t at = 0; rc == CUDA_SUCCESS && at < n; at += d->plan.batch)
         rc = forget_batch(d, numbers + at, n - at < d->plan.batch ? n - at : d->plan.batch, stream);
-    return done(rc, "numbers can't be forgotten");
+    return cuda_leave(rc, "numbers can't be forgotten");
 }
 
 /* ---- what a step did not get ---- */
@@ -187,7 +175,7 @@ int ucm_cuda_decode_unserved(struct ucm_cuda_decode *d, struct ucm_cuda_decode_k
 
     if (!d || !n || (room > 0 && !out))
         return cuda_fail(UCM_EINVALID, "decode, n or out is NULL");
-    r = decode_enter(d);
+    r = cuda_enter(d->context);
     if (r != 0)
         return r;
     rc = keys_read(d, &keys, &all, stream);
@@ -197,7 +185,7 @@ int ucm_cuda_decode_unserved(struct ucm_cuda_decode *d, struct ucm_cuda_decode_k
         *n = all;
         free(keys);
     }
-    return done(rc, "keys can't be read");
+    return cuda_leave(rc, "keys can't be read");
 }
 
 static int item_check(const struct ucm_cuda_decode *d, const struct ucm_cuda_decode_put *item)
@@ -238,11 +226,11 @@ static CUresult put_batch(struct ucm_cuda_decode *d, const struct ucm_cuda_decod
             ucm_entries_key(&d->plan.shape, k->layer * d->plan.gather.heads + k->head, k->number);
         s->request[i] = items[i].request;
     }
-    r = upload(s->from_gpu, s->from, n * sizeof *s->from, stream);
+    r = cuMemcpyHtoDAsync(s->from_gpu, s->from, n * sizeof *s->from, stream);
     if (r == CUDA_SUCCESS)
-        r = upload(s->key_gpu, s->key, n * sizeof *s->key, stream);
+        r = cuMemcpyHtoDAsync(s->key_gpu, s->key, n * sizeof *s->key, stream);
     if (r == CUDA_SUCCESS)
-        r = upload(s->request_gpu, s->request, n * sizeof *s->request, stream);
+        r = cuMemcpyHtoDAsync(s->request_gpu, s->request, n * sizeof *s->request, stream);
     if (r == CUDA_SUCCESS)
         r = decode_launch(d, DECODE_WANT, blocks_for(n), THREADS,
                           (void *[]){&d->entries, &s->key_gpu, &s->request_gpu, &n}, stream);
@@ -279,6 +267,7 @@ int ucm_cuda_decode_put(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_
     for (uint32_t i = 0; r == 0 && i < n; i++)
         r = item_check(d, &items[i]);
     if (r == 0)
-        r = decode_enter(d);
-    return r ? r : done(put_all(d, items, n, placed, stream), "keys can't be put into entries");
+        r = cuda_enter(d->context);
+    return r ? r
+             : cuda_leave(put_all(d, items, n, placed, stream), "keys can't be put into entries");
 }

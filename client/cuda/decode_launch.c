@@ -1,23 +1,8 @@
-/* The context, and launches: of a kernel, and of those that a layer's lists take. */
+/* Launches: of a kernel, and of those that a layer's lists take. */
 #include "client/cuda/decode.h"
-
-#include "client/cuda/context.h"
-#include "client/cuda/error.h"
 
 #define GATHER_BLOCKS                                                                              \
     32u /* the bus is full with fewer, and attention alongside it has the rest of the GPU */
-
-int decode_enter(struct ucm_cuda_decode *d)
-{
-    CUresult r = ucm_context_enter(d->context);
-
-    return r == CUDA_SUCCESS ? 0 : cuda_fail_driver(r, "the GPU's context can't be entered");
-}
-
-void decode_leave(void)
-{
-    ucm_context_leave();
-}
 
 /* beside: it begins when the launch before it lets it, and waits by itself. */
 static CUresult launch(CUfunction kernel, const uint32_t grid[3], uint32_t threads,

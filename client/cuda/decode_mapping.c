@@ -162,13 +162,13 @@ int ucm_cuda_decode_mapping_register(struct ucm_cuda_decode *d, struct ucm_mappi
 
     if (!d || !mapping || !left)
         return cuda_fail(UCM_EINVALID, "decode, mapping or left is NULL");
-    r = decode_enter(d);
+    r = cuda_enter(d->context);
     if (r != 0)
         return r;
     pthread_mutex_lock(&d->mapping_lock);
     r = mapping_take(d, mapping, most, &others);
     pthread_mutex_unlock(&d->mapping_lock);
-    decode_leave();
+    ucm_context_leave();
     if (r == 0)
         *left = others;
     return r;
@@ -218,7 +218,7 @@ int ucm_cuda_decode_places(struct ucm_cuda_decode *d, struct ucm_mapping *mappin
     for (uint32_t i = 0; i < n; i++)
         if (numbers[i] >= d->plan.shape.numbers)
             return cuda_fail(UCM_EINVALID, "number %u of %u", numbers[i], d->plan.shape.numbers);
-    r = decode_enter(d);
+    r = cuda_enter(d->context);
     if (r != 0)
         return r;
     pthread_mutex_lock(&d->mapping_lock);
@@ -227,7 +227,7 @@ int ucm_cuda_decode_places(struct ucm_cuda_decode *d, struct ucm_mapping *mappin
     if (r == 0)
         rc = places_set(d, numbers, places, n, stream);
     pthread_mutex_unlock(&d->mapping_lock);
-    decode_leave();
+    ucm_context_leave();
     return rc == CUDA_SUCCESS ? r : cuda_fail_driver(rc, "places can't be copied to the GPU");
 }
 
@@ -332,14 +332,14 @@ int ucm_cuda_decode_mapping_update(struct ucm_cuda_decode *d, uint32_t *lost, vo
 
     if (!d)
         return cuda_fail(UCM_EINVALID, "decode is NULL");
-    r = decode_enter(d);
+    r = cuda_enter(d->context);
     if (r != 0)
         return r;
     pthread_mutex_lock(&d->mapping_lock);
     if (d->mapping)
         r = mapping_update(d, &none, stream);
     pthread_mutex_unlock(&d->mapping_lock);
-    decode_leave();
+    ucm_context_leave();
     if (r == 0 && lost)
         *lost = none;
     return r;
@@ -352,7 +352,7 @@ int ucm_cuda_decode_mapping_leave(struct ucm_cuda_decode *d, void *stream)
 
     if (!d)
         return cuda_fail(UCM_EINVALID, "decode is NULL");
-    r = decode_enter(d);
+    r = cuda_enter(d->context);
     if (r != 0)
         return r;
     pthread_mutex_lock(&d->mapping_lock);
@@ -361,6 +361,5 @@ int ucm_cuda_decode_mapping_leave(struct ucm_cuda_decode *d, void *stream)
     if (rc == CUDA_SUCCESS)
         decode_mapping_end(d);
     pthread_mutex_unlock(&d->mapping_lock);
-    decode_leave();
-    return rc == CUDA_SUCCESS ? 0 : cuda_fail_driver(rc, "places can't be copied to the GPU");
+    return cuda_leave(rc, "places can't be copied to the GPU");
 }

@@ -1,6 +1,5 @@
 #include "client/cuda/sparse.h"
 
-#include "client/cuda/context.h"
 #include "client/cuda/error.h"
 #include "client/lib/sparse/spec.h"
 
@@ -99,18 +98,6 @@ static CUresult kernel_load(struct sparse_kernel *k, const void *fatbin, const c
     return r == CUDA_SUCCESS ? tables_upload(k) : r;
 }
 
-int sparse_kernel_enter(struct sparse_kernel *k)
-{
-    CUresult r = ucm_context_enter(k->context);
-
-    return r == CUDA_SUCCESS ? 0 : cuda_fail_driver(r, "the GPU's context can't be entered");
-}
-
-void sparse_kernel_leave(void)
-{
-    ucm_context_leave();
-}
-
 void sparse_kernel_close(struct sparse_kernel *k)
 {
     if (k->channel)
@@ -133,7 +120,7 @@ int sparse_kernel_open(struct sparse_kernel *k, const uint8_t *gpu, const void *
         rc = cuDevicePrimaryCtxRetain(&k->context, k->dev);
     if (rc != CUDA_SUCCESS)
         return cuda_fail_driver(rc, "the GPU can't be used");
-    r = sparse_kernel_enter(k);
+    r = cuda_enter(k->context);
     if (r != 0) {
         (void)cuDevicePrimaryCtxRelease(k->dev);
         return r;

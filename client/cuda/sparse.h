@@ -2,6 +2,7 @@
 #ifndef UCM_CUDA_SPARSE_H
 #define UCM_CUDA_SPARSE_H
 
+#include "client/cuda/context.h"
 #include "client/include/ucmclient_cuda_sparse.h"
 #include "kernels/sparse/select.h"
 #include "kernels/sparse/warp.cuh"
@@ -16,19 +17,15 @@ struct sparse_kernel {
     CUfunction function;
     CUdeviceptr channel, flips; /* of the plan, or 0 */
     struct ucm_summary_plan plan;
-    char name[48];
 };
 
 /* Checks the summary and makes the plan; touches no GPU. */
 int sparse_plan(struct ucm_summary_plan *plan, const struct ucm_sparse_summary *summary);
 
 /* The plan is there. Loads the kernel `name` of `fatbin` on that GPU, with so much dynamic shared memory,
- * and enters its context: sparse_kernel_leave follows. On an error nothing is left. */
+ * and enters its context: ucm_context_leave follows. On an error nothing is left. */
 int sparse_kernel_open(struct sparse_kernel *k, const uint8_t *gpu, const void *fatbin,
                        const char *name, uint32_t shared_bytes);
-/* Enters the context; after an error there is nothing to leave. */
-int sparse_kernel_enter(struct sparse_kernel *k);
-void sparse_kernel_leave(void);
 /* The context is entered; leaves it. */
 void sparse_kernel_close(struct sparse_kernel *k);
 

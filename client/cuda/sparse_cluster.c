@@ -1,4 +1,3 @@
-#include "client/cuda/context.h"
 #include "client/cuda/error.h"
 #include "client/cuda/sparse_select.h"
 

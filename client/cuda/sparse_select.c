@@ -302,36 +302,19 @@ static CUresult warm(struct ucm_cuda_select *s)
     return r;
 }
 
-static void workspace_share(struct ucm_select_cuda *to, const struct ucm_select_cuda *of)
-{
-    to->ticket = of->ticket;
-    to->progress = of->progress;
-    to->top = of->top;
-    to->sum = of->sum;
-    to->digits = of->digits;
-    to->found = of->found;
-    to->found_at = of->found_at;
-    to->marks = of->marks;
-    to->poison = of->poison;
-    to->queries = of->queries;
-    to->scores = of->scores;
-    to->raw = of->raw;
-}
-
 static int workspace_make(struct ucm_cuda_select *s)
 {
-    CUresult r;
     int sms;
+    CUresult r =
+        cuDeviceGetAttribute(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, s->kernel.dev);
 
-    workspace_plan(s);
-    r = cuDeviceGetAttribute(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, s->kernel.dev);
     if (r == CUDA_SUCCESS)
         r = cuMemAlloc(&s->workspace, s->workspace_bytes);
     if (r != CUDA_SUCCESS)
         return cuda_fail_driver(r, "no workspace for selections");
     workspace_place(&s->args, s->workspace);
     if (s->few)
-        workspace_share(&s->few->args, &s->args);
+        workspace_place(&s->few->args, s->workspace);
     s->thread_blocks = (uint32_t)sms;
     r = sparse_fill(s->workspace, 0, s->counters_bytes);
     if (r == CUDA_SUCCESS) /* scales are NaN then, and words that say "poisoned" are not 0 */
@@ -386,13 +369,13 @@ static void few_open(struct ucm_cuda_select *s, const uint8_t *gpu)
     }
     few->args.channel = few->kernel.channel;
     few->args.flips = few->kernel.flips;
-    sparse_kernel_leave();
+    ucm_context_leave();
     s->few = few;
 }
 
 static void few_close(struct ucm_cuda_select *s)
 {
-    if (s->few && sparse_kernel_enter(&s->few->kernel) == 0)
+    if (s->few && cuda_enter(s->few->kernel.context) == 0)
         sparse_kernel_close(&s->few->kernel);
     free(s->few);
     s->few = NULL;
@@ -432,6 +415,7 @@ static int select_make(struct ucm_cuda_select *s, const uint8_t *gpu,
     s->sequences = o->sequences;
     args_from_plan(s, family);
     args_from_specs(s, family, o, &score, &choose);
+    workspace_plan(s);
     r = any_kernel_open(s, gpu, family);
     if (r != 0) {
         few_close(s);
@@ -441,7 +425,7 @@ static int select_make(struct ucm_cuda_select *s, const uint8_t *gpu,
     s->args.flips = s->kernel.flips;
     r = workspace_make(s);
     if (r == 0) {
-        sparse_kernel_leave();
+        ucm_context_leave();
     } else {
         sparse_kernel_close(&s->kernel);
         few_close(s);
@@ -474,7 +458,7 @@ void ucm_cuda_select_close(struct ucm_cuda_select *s)
 {
     if (!s)
         return;
-    if (sparse_kernel_enter(&s->kernel) == 0) {
+    if (cuda_enter(s->kernel.context) == 0) {
         (void)cuMemFree(s->workspace);
         sparse_kernel_close(&s->kernel);
     }
@@ -544,10 +528,9 @@ int ucm_cuda_select(struct ucm_cuda_select *s, const struct ucm_cuda_select_laye
     args.index = l->index;
     args.count = l->count;
     args.score = l->score;
-    r = sparse_kernel_enter(&s->kernel);
+    r = cuda_enter(s->kernel.context);
     if (r != 0)
         return r;
     rc = launch(s, &args, s->thread_blocks, stream);
-    sparse_kernel_leave();
-    return rc == CUDA_SUCCESS ? 0 : cuda_fail_driver(rc, "the selection can't be launched");
+    return cuda_leave(rc, "the selection can't be launched");
 }

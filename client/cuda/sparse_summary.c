@@ -110,7 +110,7 @@ int ucm_cuda_summary_open(const uint8_t *gpu, const struct ucm_sparse_summary *s
     args_from_plan(d);
     if (d->kernel.plan.spec.method == UCM_SUMMARY_TOKENS)
         d->shared_bytes = UCM_SUMMARY_CUDA_WARPS * d->args.tokens * (uint32_t)sizeof(float);
-    sparse_kernel_leave();
+    ucm_context_leave();
     *out = d;
     return 0;
 }
@@ -119,7 +119,7 @@ void ucm_cuda_summary_close(struct ucm_cuda_summary *d)
 {
     if (!d)
         return;
-    if (sparse_kernel_enter(&d->kernel) == 0)
+    if (cuda_enter(d->kernel.context) == 0)
         sparse_kernel_close(&d->kernel);
     free(d);
 }
@@ -192,10 +192,9 @@ int ucm_cuda_summary(struct ucm_cuda_summary *summary, const struct ucm_cuda_sum
     r = build_check(summary, build);
     if (r != 0 || build->n_blocks == 0)
         return r;
-    r = sparse_kernel_enter(&summary->kernel);
+    r = cuda_enter(summary->kernel.context);
     if (r != 0)
         return r;
     rc = launch(summary, build, stream);
-    sparse_kernel_leave();
-    return rc == CUDA_SUCCESS ? 0 : cuda_fail_driver(rc, "summaries can't be built");
+    return cuda_leave(rc, "summaries can't be built");
 }
