@@ -9,21 +9,22 @@ static void setup(void)
 
 TestSuite(client_layers, .init = setup, .fini = rig_teardown, .timeout = 60);
 
-static struct ucm_task *load_in_steps(uint32_t step)
+/* It is the load that is held at that place. */
+static struct ucm_task *load_in_steps(uint32_t step, unsigned held)
 {
     struct ucm_transfer t = {
         .keys = rig.keys, .blocks = rig.blocks, .n_keys = 3, .progress_interval = step};
     struct ucm_task *task = NULL;
 
     cr_assert_eq(ucm_load(rig.region, &t, -1, &task), 0, "%s", ucm_errmsg());
-    fake_await(&rig.fake, &rig.fake.n_held, 1);
+    fake_await(&rig.fake, &rig.fake.n_held, held + 1);
     return task;
 }
 
 Test(client_layers, land_one_after_another)
 {
     static const uint8_t missed[3] = {UCM_BLOCK_OK, UCM_BLOCK_MISS, UCM_BLOCK_OK};
-    struct ucm_task *task = load_in_steps(1);
+    struct ucm_task *task = load_in_steps(1, 0);
     uint8_t result[3] = {9, 9, 9};
     struct ucm_result whole;
 
@@ -48,7 +49,7 @@ Test(client_layers, land_one_after_another)
 
 Test(client_layers, the_descriptor_tells_of_them)
 {
-    struct ucm_task *task = load_in_steps(1);
+    struct ucm_task *task = load_in_steps(1, 0);
     int fd = ucm_fd(rig.client);
     struct pollfd p = {.fd = fd, .events = POLLIN};
 
@@ -61,49 +62,35 @@ Test(client_layers, the_descriptor_tells_of_them)
 
 Test(client_layers, of_a_freed_task_are_dropped)
 {
-    ucm_task_free(load_in_steps(1));
+    ucm_task_free(load_in_steps(1, 0));
     rig_tell_layers(0, 1, NULL, 0);
     cr_expect_eq(rig_lookup(&rig, -1), 0);
     cr_expect_eq(ucm_connection_epoch(rig.client), 1);
 }
 
-static void assert_broken(struct ucm_task *task)
+Test(client_layers, that_do_not_fit_break_the_connection)
 {
+    static const uint8_t status[2] = {UCM_BLOCK_OK, UCM_BLOCK_OK};
+    static const struct {
+        const char *what;
+        uint32_t step, reports, n;
+    } rows[] = {
+        {"that go back", 1, 2, 0}, {"of other blocks", 1, 1, 2}, {"not asked for", 0, 1, 0}};
     struct ucm_result whole;
 
-    cr_expect_eq(ucm_task_wait_layers(task, 5, -1, NULL), -UCM_EPROTOCOL);
-    cr_expect_eq(ucm_task_wait(task, -1, &whole), -UCM_EPROTOCOL);
-    ucm_task_free(task);
-}
+    for (unsigned i = 0; i < 3; i++) {
+        struct ucm_task *task = load_in_steps(rows[i].step, i);
 
-Test(client_layers, that_go_back_break_the_connection)
-{
-    struct ucm_task *task = load_in_steps(1);
-
-    rig_tell_layers(0, 2, NULL, 0);
-    rig_tell_layers(0, 2, NULL, 0);
-    assert_broken(task);
-}
-
-Test(client_layers, of_other_blocks_break_the_connection)
-{
-    struct ucm_task *task = load_in_steps(1);
-
-    rig_tell_layers(0, 1, (const uint8_t[2]){0, 0}, 2);
-    assert_broken(task);
-}
-
-Test(client_layers, that_nobody_asked_for_break_the_connection)
-{
-    struct ucm_task *task = load_in_steps(0);
-
-    rig_tell_layers(0, 1, NULL, 0);
-    assert_broken(task);
+        for (unsigned k = 0; k < rows[i].reports; k++)
+            rig_tell_layers(i, 1, status, rows[i].n);
+        cr_expect_eq(ucm_task_wait_layers(task, 5, -1, NULL), -UCM_EPROTOCOL, "%s", rows[i].what);
+        cr_expect_eq(rig_finish(task, &whole), -UCM_EPROTOCOL, "%s", rows[i].what);
+    }
 }
 
 Test(client_layers, end_with_the_connection)
 {
-    struct ucm_task *task = load_in_steps(1);
+    struct ucm_task *task = load_in_steps(1, 0);
 
     fake_down(&rig.fake);
     cr_expect_eq(ucm_task_wait_layers(task, 1, -1, NULL), -UCM_EDISCONNECTED);

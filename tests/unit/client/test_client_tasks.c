@@ -32,17 +32,15 @@ Test(client_tasks, an_answer_that_comes_later_than_ever)
 
     for (unsigned i = 0; i < 50; i++) {
         cr_assert_eq(rig_load(&rig, 4, 0, &task), 0);
-        cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
-        ucm_task_free(task);
+        cr_assert_eq(rig_finish(task, &result), 0);
     }
     task = rig_load_held(4);
     cr_expect_eq(ucm_task_wait(task, 0, &result), -UCM_EDEADLINE);
     cr_expect_eq(ucm_task_wait(task, 1, &result), -UCM_EDEADLINE);
     cr_expect_eq(ucm_task_wait(task, 50, &result), -UCM_EDEADLINE);
     fake_answer_held(&rig.fake, 0, UCM_BLOCK_OK);
-    cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
+    cr_assert_eq(rig_finish(task, &result), 0);
     cr_expect_eq(result.n_ok, 4);
-    ucm_task_free(task);
 }
 
 Test(client_tasks, dump_and_prefetch)
@@ -57,9 +55,8 @@ Test(client_tasks, dump_and_prefetch)
     cr_assert_eq(ucm_task_wait(prefetch, -1, &result), 0);
     cr_expect_eq(result.n_ok, 0);
     cr_expect_eq(result.result[7], UCM_BLOCK_IS_MISS);
-    cr_assert_eq(ucm_task_wait(dump, -1, &result), 0);
+    cr_assert_eq(rig_finish(dump, &result), 0);
     cr_expect_eq(result.n_ok, 8, "those that exist count");
-    ucm_task_free(dump);
     ucm_task_free(prefetch);
 }
 
@@ -102,9 +99,8 @@ Test(client_tasks, an_answer_that_does_not_fit)
 
     rig.fake.hook = answer_short;
     cr_assert_eq(rig_load(&rig, 3, 0, &task), 0);
-    cr_expect_eq(ucm_task_wait(task, -1, &result), -UCM_EPROTOCOL);
+    cr_expect_eq(rig_finish(task, &result), -UCM_EPROTOCOL);
     cr_expect_eq(result.n_keys, 77, "untouched");
-    ucm_task_free(task);
     cr_expect_eq(rig_lookup(&rig, -1), -UCM_EPROTOCOL);
     rig.fake.hook = FAKE_NO_HOOK;
     cr_expect_eq(rig_lookup(&rig, -1), 0);
