@@ -60,14 +60,6 @@ Test(log, a_line_has_time_level_module_event_and_values)
     cr_assert_str_eq(strchr(text, ' '), " warn nvme read-failed path=/a errno=5\n");
 }
 
-Test(log, no_values_leave_no_blank)
-{
-    capture();
-    log_error("server", "stopping", "");
-    captured();
-    cr_assert_str_eq(strchr(text, ' '), " error server stopping\n");
-}
-
 Test(log, the_journal_gets_a_priority_and_no_time)
 {
     char stream[64];

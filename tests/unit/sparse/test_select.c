@@ -186,27 +186,6 @@ Test(select, a_query_that_is_no_number_rounds_to_none)
     cr_assert_eq(zero[0], 0);
 }
 
-Test(select, scores_do_not_depend_on_where_the_work_is_split)
-{
-    for (uint32_t reduce = 0; reduce < 3; reduce++) {
-        struct ucm_summary_spec spec = rig_spec(UCM_SUMMARY_MEAN, 16, 3, 64);
-        struct ucm_score_spec score = {.reduce = reduce, .rows = 2, .q_heads = 6};
-        struct rig r;
-        float *whole;
-
-        rig_init(&r, &spec, &score, 67, true);
-        whole = rig_score(&r, UCM_ISA_COUNT - 1, 0);
-        for (uint32_t cut = 1; cut <= r.n; cut++) {
-            float *parts = rig_score(&r, UCM_ISA_COUNT - 1, cut);
-
-            expect_equal(&r, whole, parts, "split");
-            free(parts);
-        }
-        free(whole);
-        rig_close(&r);
-    }
-}
-
 Test(select, blocks_at_a_stride_score_as_those_that_are_listed)
 {
     struct ucm_summary_spec spec = rig_spec(UCM_SUMMARY_MEAN, 16, 2, 64);
