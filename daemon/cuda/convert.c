@@ -27,19 +27,13 @@ int gpu_convert_open(struct gpu *g, struct device_job *job)
 {
     const struct device_region *region = job->region;
     struct gpu_region *mapping = region->mapping;
-    size_t size = region->n_planes * sizeof(*region->tensors);
     CUresult r = kernels_find(g, &region->codec->spec, mapping);
 
     if (r != CUDA_SUCCESS)
         return gpu_refuse(g, job, -EINVAL, r, "no kernel encodes this namespace's blocks");
-    r = cuda.cuMemAlloc(&mapping->tensors, size);
-    if (r == CUDA_SUCCESS) /* not cuMemcpyHtoD: see planes_upload */
-        r = cuda.cuMemcpyHtoDAsync(mapping->tensors, region->tensors, size, g->uploads);
-    if (r == CUDA_SUCCESS)
-        r = cuda.cuStreamSynchronize(g->uploads);
-    if (r != CUDA_SUCCESS)
-        return gpu_refuse(g, job, -EIO, r, "no GPU memory for the region's tensors");
-    return 0;
+    return gpu_upload(g, job, &mapping->tensors, region->tensors,
+                      region->n_planes * sizeof(*region->tensors),
+                      "no GPU memory for the region's tensors");
 }
 
 void gpu_convert_close(struct gpu_region *mapping)

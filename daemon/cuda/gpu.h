@@ -332,6 +332,10 @@ struct gpu_region {
 /* Fills the region's planes and mapping. 0 or -errno, job->error filled. */
 int gpu_region_open(struct gpu *g, struct device_job *job);
 void gpu_region_close(struct device_region *region);
+/* GPU memory with these bytes, also when it fails: close frees it. 0, or -EIO with `without` in
+ * job->error. */
+int gpu_upload(struct gpu *g, struct device_job *job, CUdeviceptr *out, const void *data,
+               size_t bytes, const char *without);
 
 /* Opens the event of a dump: job->scratch. */
 int gpu_event_open(struct gpu *g, struct device_job *job);
@@ -370,9 +374,6 @@ void gpu_rope_order(const struct device_job *job, const struct job_piece *piece,
                     struct ucm_staging_order *order);
 
 /* ---- staging.c, staging_entry.c ---- */
-
-struct gpu_staging;
-struct gpu_staging_entry;
 
 int gpu_staging_open(struct gpu *g, struct device_job *job); /* 0 or -errno, job->error filled */
 void gpu_staging_close(struct device_staging *staging);

@@ -114,23 +114,18 @@ void gpu_region_close(struct device_region *region)
     region->mapping = NULL;
 }
 
-/* The kernel reads the planes from GPU memory. Over the bus each read would cost as much as the
- * fragment's first bytes. */
-static int planes_upload(struct gpu *g, struct device_job *job, struct gpu_region *mapping)
+int gpu_upload(struct gpu *g, struct device_job *job, CUdeviceptr *out, const void *data,
+               size_t bytes, const char *without)
 {
-    const struct device_region *region = job->region;
-    size_t size = region->n_planes * sizeof(*region->planes);
-    CUresult r = cuda.cuMemAlloc(&mapping->planes, size);
+    CUresult r = cuda.cuMemAlloc(out, bytes);
 
     /* Not cuMemcpyHtoD: it may return before the bytes are there, and no stream of ours waits for
      * the legacy stream. */
     if (r == CUDA_SUCCESS)
-        r = cuda.cuMemcpyHtoDAsync(mapping->planes, region->planes, size, g->uploads);
+        r = cuda.cuMemcpyHtoDAsync(*out, data, bytes, g->uploads);
     if (r == CUDA_SUCCESS)
         r = cuda.cuStreamSynchronize(g->uploads);
-    if (r != CUDA_SUCCESS)
-        return gpu_refuse(g, job, -EIO, r, "no GPU memory for the region's planes");
-    return 0;
+    return r == CUDA_SUCCESS ? 0 : gpu_refuse(g, job, -EIO, r, without);
 }
 
 int gpu_region_open(struct gpu *g, struct device_job *job)
@@ -155,7 +150,10 @@ int gpu_region_open(struct gpu *g, struct device_job *job)
     }
     if (rc == 0) {
         region_mapped(region);
-        rc = planes_upload(g, job, mapping);
+        /* Over the bus each read of a kernel would cost as much as the fragment's first bytes. */
+        rc = gpu_upload(g, job, &mapping->planes, region->planes,
+                        region->n_planes * sizeof(*region->planes),
+                        "no GPU memory for the region's planes");
     }
     if (rc == 0 && region->tensors)
         rc = gpu_convert_open(g, job);

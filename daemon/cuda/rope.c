@@ -168,7 +168,6 @@ int gpu_rope_open(struct gpu *g, struct device_job *job)
 {
     const struct device_region *region = job->region;
     struct gpu_region *mapping = region->mapping;
-    size_t size = region->n_planes * sizeof(region->rope->at[0]);
     char name[UCM_ROPE_KERNEL_NAME];
     CUresult r = tables_create(g);
 
@@ -178,14 +177,9 @@ int gpu_rope_open(struct gpu *g, struct device_job *job)
     if (r != CUDA_SUCCESS)
         return gpu_refuse(g, job, -EIO, r,
                           "the GPU can't be prepared for loads with position shifts");
-    r = cuda.cuMemAlloc(&mapping->rope_at, size);
-    if (r == CUDA_SUCCESS) /* not cuMemcpyHtoD: see planes_upload */
-        r = cuda.cuMemcpyHtoDAsync(mapping->rope_at, region->rope->at, size, g->uploads);
-    if (r == CUDA_SUCCESS)
-        r = cuda.cuStreamSynchronize(g->uploads);
-    if (r != CUDA_SUCCESS)
-        return gpu_refuse(g, job, -EIO, r, "no GPU memory for where K lies");
-    return 0;
+    return gpu_upload(g, job, &mapping->rope_at, region->rope->at,
+                      region->n_planes * sizeof(region->rope->at[0]),
+                      "no GPU memory for where K lies");
 }
 
 void gpu_rope_close(struct gpu_region *mapping)
