@@ -1,10 +1,10 @@
 #include "daemon/notify.h"
 
 #include "daemon/base/log.h"
+#include "proto/clock.h"
 
 #include <errno.h>
 #include <systemd/sd-daemon.h>
-#include <time.h>
 
 int notify_listen_fd(void)
 {
@@ -64,11 +64,8 @@ void notify_ready(const char *status)
 
 void notify_reloading(void)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    note_failure(sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%lld",
-                            (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000));
+    note_failure(
+        sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%llu", (unsigned long long)clock_ns() / 1000));
 }
 
 void notify_stopping(void)

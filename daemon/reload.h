@@ -10,10 +10,6 @@
 
 #include "daemon/config/config.h"
 
-struct cache;
-struct index;
-struct requests;
-
 struct reload {
     struct config *config;
     struct config next; /* what the last reload read; without a file: there was none */

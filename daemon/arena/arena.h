@@ -30,8 +30,6 @@ typedef uint32_t slot_ref; /* 0 is none */
 struct arena;
 struct uv_loop_s;
 
-struct arena_group;
-
 /* Events of a slab that may be granted to a group (daemon/mapping/grant.h). */
 enum arena_granted_event {
     GRANTED_READY,  /* it has memory, and no slot was handed out */

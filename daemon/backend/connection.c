@@ -1,5 +1,7 @@
 #include "daemon/backend/ucmbackend.h"
 
+#include "proto/clock.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -10,7 +12,6 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 struct request {
@@ -38,14 +39,6 @@ static int protocol_error(const struct ucm_error *e)
 {
     fprintf(stderr, "ucm_backend: the daemon broke the protocol: %s\n", e->text);
     return -EPROTO;
-}
-
-static uint64_t clock_ms(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
 /* ---- sending ---- */

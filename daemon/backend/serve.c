@@ -3,10 +3,11 @@
  * handles it. */
 #include "daemon/backend/ucmbackend.h"
 
+#include "proto/clock.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
 
 /* A thread's stack: with the default, many threads would exceed a process's limit. */
 #define STACK_BYTES (1u << 20)
@@ -19,14 +20,6 @@ struct serve {
     pthread_mutex_t receive; /* its owner receives; guards rc */
     int rc;                  /* why it ends; 0 */
 };
-
-static uint64_t clock_ms(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 /* Waits for it. NULL: there is none any more. */
 static struct ucm_backend_request *request_take(struct serve *s)

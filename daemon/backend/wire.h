@@ -48,8 +48,7 @@ enum wire_status {
     WIRE_STATUSES
 };
 
-const char *wire_verb_name(enum wire_verb verb);
-const char *wire_status_name(enum wire_status status);
+extern const char *const wire_verbs[WIRE_VERBS], *const wire_statuses[WIRE_STATUSES];
 
 /* Texts of these are NUL-terminated copies. */
 struct wire_hello {

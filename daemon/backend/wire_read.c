@@ -228,22 +228,12 @@ int wire_take_hello_answer(struct wire_reader *r, struct wire_hello_answer *out,
     return abilities_take(abilities, out, e);
 }
 
-static int word_find(const char *name(int), int n, const char *word)
+static int word_find(const char *const *names, int n, const char *word)
 {
     for (int i = 0; i < n; i++)
-        if (strcmp(name(i), word) == 0)
+        if (strcmp(names[i], word) == 0)
             return i;
     return -1;
-}
-
-static const char *verb_name(int i)
-{
-    return wire_verb_name((enum wire_verb)i);
-}
-
-static const char *status_name(int i)
-{
-    return wire_status_name((enum wire_status)i);
 }
 
 int wire_take_request(struct wire_reader *r, struct wire_request *out, struct ucm_error *e)
@@ -266,7 +256,7 @@ int wire_take_request(struct wire_reader *r, struct wire_request *out, struct uc
     rc = message_take(r, fields, FIELDS(fields), e);
     if (rc < 0)
         return rc;
-    v = word_find(verb_name, WIRE_VERBS, verb);
+    v = word_find(wire_verbs, WIRE_VERBS, verb);
     if (v < 0)
         return refuse(e, "verb", "is none of this version");
     out->verb = (enum wire_verb)v;
@@ -296,7 +286,7 @@ int wire_take_answer(struct wire_reader *r, struct wire_answer *out, struct ucm_
     rc = message_take(r, fields, FIELDS(fields), e);
     if (rc < 0)
         return rc;
-    s = word_find(status_name, WIRE_STATUSES, status);
+    s = word_find(wire_statuses, WIRE_STATUSES, status);
     if (s < 0)
         return refuse(e, "status", "is none of this version");
     out->status = (enum wire_status)s;

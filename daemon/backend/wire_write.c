@@ -7,11 +7,11 @@
 
 #define HEAD_BYTES 3u /* an array of up to 65,535 messages */
 
-static const char *const verbs[WIRE_VERBS] = {
+const char *const wire_verbs[WIRE_VERBS] = {
     [WIRE_FIND] = "find",   [WIRE_READ] = "read", [WIRE_WRITE] = "write", [WIRE_REMOVE] = "remove",
     [WIRE_TOUCH] = "touch", [WIRE_LIST] = "list", [WIRE_CHECK] = "check",
 };
-static const char *const statuses[WIRE_STATUSES] = {
+const char *const wire_statuses[WIRE_STATUSES] = {
     [WIRE_OK] = "ok",           [WIRE_MORE] = "more",
     [WIRE_MISSING] = "missing", [WIRE_EXISTS] = "exists",
     [WIRE_OTHER] = "other",     [WIRE_ABSENT] = "absent",
@@ -19,16 +19,6 @@ static const char *const statuses[WIRE_STATUSES] = {
     [WIRE_DENIED] = "denied",   [WIRE_UNREACHABLE] = "unreachable",
     [WIRE_TIMEOUT] = "timeout", [WIRE_FAILED] = "failed",
 };
-
-const char *wire_verb_name(enum wire_verb verb)
-{
-    return verbs[verb];
-}
-
-const char *wire_status_name(enum wire_status status)
-{
-    return statuses[status];
-}
 
 static int write_cb(void *data, const char *bytes, size_t n)
 {
@@ -118,7 +108,7 @@ bool wire_add_request(struct wire_packet *p, const struct wire_request *r)
     msgpack_pack_map(&pk, 3 + (size_t)(r->verb != WIRE_CHECK) + (data || r->verb == WIRE_FIND) +
                               data + 2 * (size_t)makes);
     proto_pack_u64(&pk, "id", r->id);
-    proto_pack_text(&pk, "verb", verbs[r->verb]);
+    proto_pack_text(&pk, "verb", wire_verbs[r->verb]);
     proto_pack_u64(&pk, "ms", r->ms);
     if (r->verb != WIRE_CHECK)
         proto_pack_text(&pk, r->verb == WIRE_LIST ? "prefix" : "key", r->key);
@@ -143,7 +133,7 @@ bool wire_add_answer(struct wire_packet *p, const struct wire_answer *a,
     msgpack_pack_map(&pk, 2 + (size_t)a->has_bytes + (a->mtime_ns != 0) + a->has_now +
                               (a->unread != 0) + (a->reason[0] != '\0') + (n > 0));
     proto_pack_u64(&pk, "id", a->id);
-    proto_pack_text(&pk, "status", statuses[a->status]);
+    proto_pack_text(&pk, "status", wire_statuses[a->status]);
     if (a->has_bytes)
         proto_pack_u64(&pk, "bytes", a->bytes);
     if (a->mtime_ns != 0)

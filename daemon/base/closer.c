@@ -2,6 +2,7 @@
 
 #include "daemon/base/detached.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -63,14 +64,17 @@ void closer_close(struct closer *c, int fd)
 /* ---- */
 
 struct closing {
-    atomic_uint owners; /* the caller that began it, and the thread while it closes */
+    atomic_uint owners; /* closing_new's caller, threads that close, and other holders */
     int fd;
 };
 
-static void let_go(struct closing *c)
+struct closing *closing_new(void)
 {
-    if (atomic_fetch_sub(&c->owners, 1) == 1)
-        free(c);
+    struct closing *c = calloc(1, sizeof(*c));
+
+    if (c)
+        atomic_init(&c->owners, 1);
+    return c;
 }
 
 static void *closing_main(void *arg)
@@ -81,32 +85,36 @@ static void *closing_main(void *arg)
     closer_init(&closer);
     closer_close(&closer, c->fd);
     closer_end(&closer);
-    let_go(c);
+    closing_drop(c);
     return NULL;
 }
 
-struct closing *closing_begin(int fd)
+/* Without memory or threads much else has stopped: then it may wait. */
+void closing_begin(struct closing *c, int fd)
 {
-    struct closing *c = malloc(sizeof(*c));
-
-    if (c) {
-        atomic_init(&c->owners, 2);
-        c->fd = fd;
+    if (!c) {
+        close(fd);
+        return;
     }
-    if (c && detached_start(DETACHED_STACK_BYTES, closing_main, c) == 0)
-        return c;
-    free(c);
-    close(fd); /* it may wait; without memory or threads much else has stopped */
-    return NULL;
+    c->fd = fd;
+    (void)closing_hold(c);
+    if (detached_start(DETACHED_STACK_BYTES, closing_main, c) < 0)
+        (void)closing_main(c);
 }
 
 bool closing_done(const struct closing *c)
 {
-    return !c || atomic_load(&c->owners) == 1;
+    return atomic_load(&c->owners) == 1;
 }
 
-void closing_free(struct closing *c)
+struct closing *closing_hold(struct closing *c)
 {
-    if (c)
-        let_go(c);
+    atomic_fetch_add(&c->owners, 1);
+    return c;
+}
+
+void closing_drop(struct closing *c)
+{
+    if (c && atomic_fetch_sub(&c->owners, 1) == 1)
+        free(c);
 }

@@ -24,14 +24,18 @@ void closer_init(struct closer *c);
 void closer_end(struct closer *c);
 void closer_close(struct closer *c, int fd);
 
-/* One descriptor, closed by a thread of its own. */
+/* A descriptor at a time, closed by a thread of its own. */
 struct closing;
 
-/* Takes fd. NULL: it is closed. */
-struct closing *closing_begin(int fd);
-/* NULL: true. */
+/* NULL: no memory. */
+struct closing *closing_new(void);
+/* Takes fd, when closing_done. NULL: closes it here. */
+void closing_begin(struct closing *c, int fd);
+/* Is that over, and no other holder left? */
 bool closing_done(const struct closing *c);
+/* Another holder, of any thread. */
+struct closing *closing_hold(struct closing *c);
 /* NULL-safe; what is not closed yet will be. */
-void closing_free(struct closing *c);
+void closing_drop(struct closing *c);
 
 #endif

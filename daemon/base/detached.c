@@ -1,6 +1,6 @@
 #include "daemon/base/detached.h"
 
-#include <time.h>
+#include <pthread.h>
 
 int detached_start(size_t stack_bytes, void *(*run_cb)(void *arg), void *arg)
 {
@@ -16,19 +16,5 @@ int detached_start(size_t stack_bytes, void *(*run_cb)(void *arg), void *arg)
     if (rc == 0)
         rc = pthread_create(&thread, &attr, run_cb, arg);
     pthread_attr_destroy(&attr);
-    return -rc;
-}
-
-int detached_cond_init(pthread_cond_t *cond)
-{
-    pthread_condattr_t attr;
-    int rc = pthread_condattr_init(&attr);
-
-    if (rc != 0)
-        return -rc;
-    rc = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    if (rc == 0)
-        rc = pthread_cond_init(cond, &attr);
-    pthread_condattr_destroy(&attr);
     return -rc;
 }

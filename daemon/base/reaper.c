@@ -186,33 +186,15 @@ static void async_cb(uv_async_t *async)
     done_end(r, &done);
 }
 
-static int sync_init(struct reaper_shared *s)
-{
-    int rc = -pthread_mutex_init(&s->lock, NULL);
-
-    if (rc != 0)
-        return rc;
-    rc = detached_cond_init(&s->work_cond);
-    if (rc == 0) {
-        rc = detached_cond_init(&s->end_cond);
-        if (rc != 0)
-            pthread_cond_destroy(&s->work_cond);
-    }
-    if (rc != 0)
-        pthread_mutex_destroy(&s->lock);
-    return rc;
-}
-
 static struct reaper_shared *reaper_shared_new(void)
 {
     struct reaper_shared *s = calloc(1, sizeof(*s));
 
     if (!s)
         return NULL;
-    if (sync_init(s) != 0) {
-        free(s);
-        return NULL;
-    }
+    s->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    s->work_cond = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    s->end_cond = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     list_init(&s->due);
     list_init(&s->closing);
     list_init(&s->done);
@@ -324,7 +306,7 @@ static bool threads_await(struct reaper_shared *s)
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += REAPER_STOP_MS / 1000;
     while (s->threads > 0 && rc == 0)
-        rc = pthread_cond_timedwait(&s->end_cond, &s->lock, &until);
+        rc = pthread_cond_clockwait(&s->end_cond, &s->lock, CLOCK_MONOTONIC, &until);
     return s->threads == 0;
 }
 

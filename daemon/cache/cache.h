@@ -24,7 +24,6 @@
 #include "proto/metrics/metrics.h"
 
 struct cache;
-struct uv_loop_s;
 
 struct cache_config {
     struct uv_loop_s *loop;

@@ -131,28 +131,14 @@ static struct aside_watch *watch_new(uv_loop_t *loop, struct aside *a, void *ctx
     return watch;
 }
 
-static int sync_init(struct aside_work *w)
-{
-    int rc = -pthread_mutex_init(&w->lock, NULL);
-
-    if (rc != 0)
-        return rc;
-    rc = detached_cond_init(&w->ended_cond);
-    if (rc != 0)
-        pthread_mutex_destroy(&w->lock);
-    return rc;
-}
-
 static struct aside_work *work_new(const struct aside_call *call, void *job)
 {
     struct aside_work *w = calloc(1, sizeof(*w));
 
     if (!w)
         return NULL;
-    if (sync_init(w) < 0) {
-        free(w);
-        return NULL;
-    }
+    w->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    w->ended_cond = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     w->references = 2;
     w->call = *call;
     w->job = job;
@@ -222,7 +208,7 @@ void aside_wait(struct aside *a, uint64_t ms)
     }
     pthread_mutex_lock(&a->work->lock);
     while (!a->work->ended && rc == 0)
-        rc = pthread_cond_timedwait(&a->work->ended_cond, &a->work->lock, &until);
+        rc = pthread_cond_clockwait(&a->work->ended_cond, &a->work->lock, CLOCK_MONOTONIC, &until);
     ended = a->work->ended;
     pthread_mutex_unlock(&a->work->lock);
     if (ended)

@@ -24,8 +24,6 @@ struct aside_call {
     void (*free_cb)(void *job); /* the event loop, or the thread of a call that hung */
 };
 
-struct aside_work;
-struct aside_watch;
 /* Memory of the caller; zeroes are one without a call. */
 struct aside {
     struct aside_work *work;

@@ -28,8 +28,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct ucm_error;
-
 /* ---- blocks ---- */
 
 #define INDEX_BLOCK_BYTES 128u

@@ -9,9 +9,6 @@
 #include "daemon/cache/extend.h"
 #include "daemon/mapping/grant.h"
 
-struct index;
-struct metrics;
-
 /* Searches for slots. */
 struct mapping_search {
     uint32_t looks; /* in this iteration of the event loop */

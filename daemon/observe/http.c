@@ -4,6 +4,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/rights.h"
 #include "daemon/observe/pages.h"
+#include "proto/clock.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -223,10 +224,9 @@ static void arrival_end(struct place *p)
 {
     p->arriving = false;
     p->ended = true;
-    if (rights_end(p->fd))
-        close(p->fd);
-    else
-        p->closing = closing_begin(p->fd);
+    if (!rights_end(p->fd))
+        p->closing = closing_new();
+    closing_begin(p->closing, p->fd);
     p->fd = -1;
 }
 
@@ -272,7 +272,7 @@ static void arrivals_turn(struct http *h)
         else if (rc < 0)
             arrival_end(p);
         if (p->closing && closing_done(p->closing)) {
-            closing_free(p->closing);
+            closing_drop(p->closing);
             p->closing = NULL;
         }
     }
@@ -284,7 +284,7 @@ static void arrivals_drop(struct http *h)
     for (size_t i = 0; i < PLACES; i++) {
         if (h->place[i].arriving)
             arrival_end(&h->place[i]);
-        closing_free(h->place[i].closing);
+        closing_drop(h->place[i].closing);
     }
 }
 
@@ -437,7 +437,7 @@ static void turn(struct http *h)
     uint64_t due_ms = FOREVER, count;
     nfds_t n = 2 + h->n_listeners;
 
-    h->now_ms = published_now_ms();
+    h->now_ms = clock_ms();
     for (size_t i = 0; i < PLACES; i++)
         if (h->place[i].arriving && !h->place[i].begun)
             p[n++] = (struct pollfd){.fd = h->place[i].fd, .events = POLLIN};
@@ -452,7 +452,7 @@ static void turn(struct http *h)
     }
     if (poll(p, n, timeout_ms(h, due_ms)) < 0)
         return; /* interrupted, or no memory: again */
-    h->now_ms = published_now_ms();
+    h->now_ms = clock_ms();
     if (p[0].revents && read(h->wake_fd, &count, sizeof(count)) > 0)
         waits_end(h, true);
     waits_end(h, false);

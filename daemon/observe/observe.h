@@ -9,7 +9,6 @@
 
 #include <uv.h>
 
-struct config;
 struct observe;
 
 #define OBSERVE_EVERY_MS 1000

@@ -1,9 +1,10 @@
 #include "daemon/observe/published.h"
 
+#include "proto/clock.h"
+
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <time.h>
 
 #define FRESH 4u /* besides an index: the reader has not seen it */
 
@@ -27,7 +28,7 @@ int published_new(struct published **out)
     if (!p)
         return -ENOMEM;
     for (int i = 0; i < 3; i++)
-        p->buffer[i].at_ms = published_now_ms();
+        p->buffer[i].at_ms = clock_ms();
     p->filling = 1;
     p->reading = 2;
     *out = p;
@@ -49,7 +50,7 @@ struct observe_snapshot *published_begin(struct published *p)
 void published_commit(struct published *p)
 {
     p->buffer[p->filling].number = ++p->publications;
-    p->buffer[p->filling].at_ms = published_now_ms();
+    p->buffer[p->filling].at_ms = clock_ms();
     p->filling =
         atomic_exchange_explicit(&p->newest, p->filling | FRESH, memory_order_acq_rel) & ~FRESH;
 }
@@ -63,12 +64,4 @@ struct published_view published_latest(struct published *p)
             atomic_exchange_explicit(&p->newest, p->reading, memory_order_acq_rel) & ~FRESH;
     b = &p->buffer[p->reading];
     return (struct published_view){&b->snapshot, b->number, b->at_ms};
-}
-
-uint64_t published_now_ms(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }

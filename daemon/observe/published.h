@@ -25,12 +25,9 @@ void published_commit(struct published *p);
 struct published_view {
     const struct observe_snapshot *snapshot; /* until the next published_latest */
     uint64_t number;                         /* of the publication, from 1; 0: there was none yet */
-    uint64_t at_ms;                          /* published_now_ms() then, or in published_new */
+    uint64_t at_ms;                          /* clock_ms() then, or in published_new */
 };
 /* The newest. The reader only. */
 struct published_view published_latest(struct published *p);
-
-/* Milliseconds of the monotonic clock. */
-uint64_t published_now_ms(void);
 
 #endif

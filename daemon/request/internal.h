@@ -11,9 +11,7 @@
 #include "daemon/request/request.h"
 #include "daemon/request/spans.h"
 
-struct load_shifts;
 struct registered;
-struct reuse;
 
 /* Keys under leases of one connection: bounds what leases cost. */
 #define SESSION_MAX_LEASED_KEYS (1u << 20)

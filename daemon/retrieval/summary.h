@@ -99,7 +99,6 @@ uint32_t sequence_may_hold(const struct sequence *ch);
 /* The summary of its block `at` is in DRAM; the sequence takes the caller's reference to it. */
 void sequence_keep(struct sequence *ch, uint32_t at, block_ref summary);
 
-struct transfer;
 /* sequence_prefetch.c */
 /* Key i of a transfer is that block of the sequence, which the transfer leases. One that was
  * evicted by name, or whose loads are bypassed, is a miss. */

@@ -7,7 +7,6 @@
 
 #include <stdint.h>
 
-struct answer_cache_entry;
 struct answer_cache {
     struct answer_cache_entry *entries;
     uint32_t sets;

@@ -111,7 +111,6 @@ static inline bool shared_status_full(int status)
 }
 
 struct shared_backend;
-struct config_process;
 struct shared_process_stats;
 
 struct shared_backend_config {

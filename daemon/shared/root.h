@@ -45,8 +45,6 @@ struct shared_task {
     enum { SHARED_TASK_NONE, SHARED_TASK_QUEUED, SHARED_TASK_BEGUN, SHARED_TASK_ENDING } state;
 };
 
-struct gc;
-
 #define SHARED_TARGET_SHOWN 256
 
 struct shared_root_config {

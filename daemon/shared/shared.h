@@ -25,11 +25,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct config;
-struct deadlines;
 struct shared;
 struct ucm_error;
-struct uv_loop_s;
 
 /* Number of the root that holds a part: 1 to UCM_MAX_ROOTS; 0: none, or any. A hint: a read asks
  * the other roots when the part is not there any more. */

@@ -13,8 +13,6 @@
 #include "daemon/config/tenants.h"
 #include "daemon/observe/tenants.h"
 
-struct policy_group;
-
 /* The position of a scan of its namespaces: one of them, and index_scan's cursor in it. */
 struct tenant_cursor {
     uint32_t place;

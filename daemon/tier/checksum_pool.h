@@ -19,8 +19,6 @@
 #define CHECKSUM_BATCH 32
 #define CHECKSUM_BATCH_BYTES (2u << 20)
 
-struct checksum_batch;
-
 /* What is computed of an operation, in a thread, and how many bytes that takes. */
 typedef uint64_t checksum_count(const struct tier_io *io);
 

@@ -30,7 +30,6 @@ struct ns_file {
     _Atomic int trouble; /* -errno: it could not be read, or the last record not be written; or 0 */
 };
 
-struct ns_entry;
 struct ns_records {
     struct ns_file *files;
     unsigned n_files;

@@ -44,7 +44,6 @@
 struct config;
 struct config_error;
 struct ucm_error;
-struct encryption;
 struct uv_loop_s;
 struct tier;
 

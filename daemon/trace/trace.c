@@ -1,10 +1,11 @@
 #include "daemon/trace/trace.h"
 
+#include "proto/clock.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 struct trace_request {
     struct traced traced;
@@ -18,14 +19,6 @@ struct trace_request {
     char request[UCM_MAX_REQUEST_BYTES];
     char tenant[UCM_MAX_NAME_BYTES];
 };
-
-static uint64_t trace_now(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 /* ---- on and off ---- */
 
@@ -45,7 +38,7 @@ int trace_start(struct trace *t, const struct trace_choice *choice)
                         .size = size,
                         .writing = true,
                         .run = run,
-                        .start_ns = trace_now(),
+                        .start_ns = clock_ns(),
                         .choice = *choice};
     return 0;
 }
@@ -190,7 +183,7 @@ static void span_cb(struct traced *traced, enum span_kind kind, enum span_change
 
     if (change == SPAN_LESS || change == SPAN_OFF) {
         if (r->open[kind] > 0 && --r->open[kind] == 0)
-            span_add(r, kind, trace_now());
+            span_add(r, kind, clock_ns());
         return;
     }
     if (change == SPAN_ON && r->open[kind] > 0)
@@ -198,7 +191,7 @@ static void span_cb(struct traced *traced, enum span_kind kind, enum span_change
     r->n[kind]++;
     if (r->open[kind]++ > 0)
         return;
-    r->since_ns[kind] = trace_now();
+    r->since_ns[kind] = clock_ns();
     r->n[kind] = 1;
 }
 
@@ -206,7 +199,7 @@ static void end_cb(struct traced *traced, uint32_t code)
 {
     struct trace_request *r = (struct trace_request *)traced;
     struct trace *t = r->trace;
-    uint64_t now = trace_now();
+    uint64_t now = clock_ns();
 
     if (t->writing && r->run == t->run && now - r->record.about.arrived_ns >= t->choice.slower_ns) {
         for (int kind = 0; kind < SPAN_KINDS; kind++)

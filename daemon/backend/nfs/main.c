@@ -4,6 +4,8 @@
  * own. */
 #include "daemon/backend/nfs/nfs.h"
 
+#include "proto/clock.h"
+
 #include <errno.h>
 #include <malloc.h>
 #include <netinet/in.h>
@@ -12,7 +14,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #define PACKETS_BYTES (64 << 20) /* that are kept for reuse */
@@ -30,14 +31,6 @@ static const struct nfs_verb verbs[WIRE_VERBS] = {
                     .in_directory = nfs_create_step,
                     .clean = nfs_unlink_temp_step},
 };
-
-static void clock_take(struct nfs *n)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    n->now_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 /* 0 or -EPIPE: the daemon is gone; -EPROTO. */
 static int requests_take(struct nfs *n)
@@ -90,7 +83,7 @@ static int turn(struct nfs *n)
                              .events = (short)(c->rpc ? rpc_which_events(c->rpc) : 0)}};
     int rc = poll(fds, 2, busy ? (int)NFS_TICK_MS : -1);
 
-    clock_take(n);
+    n->now_ms = clock_ms();
     if (rc < 0)
         return errno == EINTR ? 0 : -errno;
     server_serve(n, fds[1].revents);
@@ -128,7 +121,7 @@ static void init(struct nfs *n)
     TAILQ_INIT(&n->reads);
     TAILQ_INIT(&n->writes);
     TAILQ_INIT(&n->later);
-    clock_take(n);
+    n->now_ms = clock_ms();
     n->conn.next_number = (uint32_t)(n->now_ms * 2654435761u) ^ (uint32_t)getpid() << 16;
 }
 

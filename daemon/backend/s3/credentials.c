@@ -1,7 +1,7 @@
 #include "daemon/backend/s3/credentials.h"
 
-#include "daemon/backend/s3/clock.h"
 #include "daemon/backend/s3/credentials_parse.h"
+#include "proto/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -11,11 +11,11 @@
 #ifndef UCM_BACKEND_S3_S3_H
 #define UCM_BACKEND_S3_S3_H
 
-#include "daemon/backend/s3/clock.h"
 #include "daemon/backend/s3/credentials.h"
 #include "daemon/backend/s3/target.h"
 #include "daemon/backend/s3/xml.h"
 #include "daemon/backend/ucmbackend.h"
+#include "proto/clock.h"
 
 #include <curl/curl.h>
 

@@ -182,7 +182,7 @@ static void hang_cb(struct deadline *d)
     struct process_call *c = LIST_ENTRY(d, struct process_call, hang);
 
     process_run_end(c->run, 0, "it hangs: a %s was not answered %u ms after its deadline",
-                    wire_verb_name((enum wire_verb)c->verb), c->run->b->config.patience_ms);
+                    wire_verbs[c->verb], c->run->b->config.patience_ms);
 }
 
 static uint64_t ms_left(const struct process_call *c)
@@ -321,7 +321,7 @@ static void pump(struct shared_backend *b)
     int err = 0;
 
     if (!b->run && waits)
-        err = backoff_ready(&b->pause, uv_now(b->loop)) && process_closing_done(b)
+        err = backoff_ready(&b->pause, uv_now(b->loop)) && closing_done(b->closing_fds)
                   ? process_run_start(b)
                   : -ECONNREFUSED;
     if (err < 0)
@@ -441,7 +441,7 @@ static void turn_closed_cb(uv_handle_t *h)
 {
     struct shared_backend *b = h->data;
 
-    process_closing_free(b);
+    closing_drop(b->closing_fds);
     free(b->calls);
     free(b);
 }
@@ -482,8 +482,9 @@ static int process_open(const struct shared_backend_config *config, struct share
     list_init(&b->ended);
     list_init(&b->ready);
     list_init(&b->free);
-    if (process_closing_new(b) < 0 || calls_make(b) < 0) {
-        process_closing_free(b);
+    b->closing_fds = closing_new();
+    if (!b->closing_fds || calls_make(b) < 0) {
+        closing_drop(b->closing_fds);
         free(b);
         return -ENOMEM;
     }

@@ -10,11 +10,12 @@
  *
  * process.c has operations and calls; answer.c says what answers mean. run.c starts, watches and
  * ends runs, sends and receives packets, and tells process.c by process_events what happens.
- * start.c makes processes, said.c reads what they say, close.c closes what they leave. */
+ * start.c makes processes, said.c reads what they say. */
 #ifndef UCMD_SHARED_PROCESS_PROCESS_H
 #define UCMD_SHARED_PROCESS_PROCESS_H
 
 #include "daemon/backend/wire.h"
+#include "daemon/base/closer.h"
 #include "daemon/config/roots.h"
 #include "daemon/shared/backend.h"
 #include "proto/backoff.h"
@@ -36,8 +37,6 @@
 #define PROCESS_LINE_BYTES 400u     /* of a line that it says; more are left out */
 #define PROCESS_LINES 100u          /* of it in the log, in */
 #define PROCESS_LINES_MS 10000u
-
-struct process_run;
 
 struct process_call {
     struct list link;      /* in `free` or `ready` of the backend, or in none */
@@ -112,7 +111,9 @@ struct shared_backend {
     unsigned depth;
     struct shared_temp temps;
     struct process_run *run; /* NULL: down */
-    struct process_closing *closing_fds;
+    /* of a run's socket; held by threads, too, that a run leaves behind. No process is started
+     * before its end. */
+    struct closing *closing_fds;
     struct backoff pause;
     /* sends what was started in this iteration of the event loop, and ends what ended */
     uv_idle_t turn;
@@ -153,20 +154,6 @@ void process_run_flush(struct process_run *run);
 /* The call's status; PROCESS_MORE: another answer follows; -EPROTO: it breaks a rule, which *why
  * says. */
 int process_answer_take(struct process_call *c, const struct wire_answer *a, const char **why);
-
-/* ---- close.c ---- */
-
-/* 0 or -ENOMEM. */
-int process_closing_new(struct shared_backend *b);
-/* Closes the run's socket, in which descriptors may lie, in a thread. */
-void process_closing_begin(struct process_run *run);
-/* Is that over, and nobody left who holds it? No process is started before. */
-bool process_closing_done(const struct shared_backend *b);
-/* For a thread that a run leaves behind. Any thread. */
-struct process_closing *process_closing_hold(struct shared_backend *b);
-void process_closing_drop(struct process_closing *c);
-/* NULL-safe; what is not closed yet will be. */
-void process_closing_free(struct shared_backend *b);
 
 /* ---- said.c ---- */
 

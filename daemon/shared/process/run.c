@@ -31,7 +31,10 @@ static void run_free(struct process_run *run)
 {
     struct shared_backend *b = run->b;
 
-    process_closing_begin(run);
+    /* Descriptors may lie in it that the process sent, as no process may. It can make their close()
+     * wait, by a socket that lingers or a file of a mount that hangs. */
+    if (run->socket >= 0)
+        closing_begin(b->closing_fds, run->socket);
     close_fd(&run->pid_fd);
     free(run);
     b->run = NULL;

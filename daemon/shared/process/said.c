@@ -18,7 +18,7 @@
     1000000 /* between reads: a process that writes too much blocks, and takes no processor time */
 
 struct said {
-    struct process_closing *closing;
+    struct closing *closing;
     int fd;
     char root[128];
     uint64_t window_ms; /* when the present window began */
@@ -93,7 +93,7 @@ static void *said_cb(void *arg)
     line_end(s);
     dropped_tell(s);
     close(s->fd);
-    process_closing_drop(s->closing);
+    closing_drop(s->closing);
     free(s);
     return NULL;
 }
@@ -112,10 +112,10 @@ int process_said_begin(struct shared_backend *b, int *out)
     }
     s->fd = fds[0];
     memcpy(s->root, b->shown, sizeof(s->root));
-    s->closing = process_closing_hold(b);
+    s->closing = closing_hold(b->closing_fds);
     rc = detached_start(0, said_cb, s);
     if (rc < 0) {
-        process_closing_drop(s->closing);
+        closing_drop(s->closing);
         close(fds[0]);
         close(fds[1]);
         free(s);

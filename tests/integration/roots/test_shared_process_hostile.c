@@ -92,7 +92,7 @@ static int first(struct contract *c, enum shared_verb verb)
 static enum shared_verb verb_of(const char *text)
 {
     for (int v = 0; v < WIRE_VERBS; v++) {
-        const char *name = wire_verb_name((enum wire_verb)v);
+        const char *name = wire_verbs[v];
 
         if (strncmp(text, name, strlen(name)) == 0)
             return (enum shared_verb)v;
@@ -285,7 +285,7 @@ static void sends_descriptors(struct contract *c)
     one_is_there(c);
     (void)first(c, SHARED_FIND);
     UNTIL(c, c->b->kills == 1 && !c->b->run);
-    for (unsigned i = 0; !process_closing_done(c->b); i++) {
+    for (unsigned i = 0; !closing_done(c->b->closing_fds); i++) {
         cr_assert_lt(i, 1000);
         usleep(10000);
     }
