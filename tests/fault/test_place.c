@@ -42,32 +42,6 @@ TestSuite(place, .fini = close_host, .timeout = 90);
 
 /* ---- two daemons ---- */
 
-/* The first notices nothing, and the second says why it ends. When the first is killed, another one
- * takes over its files. */
-Test(place, of_two_daemons_on_one_directory_the_second_refuses)
-{
-    struct host second;
-
-    host = (struct host){.nvme = true};
-    host_start(&host);
-    open_worker();
-    worker_store_durable(&w, 0, BLOCKS, UCM_BLOCK_IS_OK);
-    second = host;
-    snprintf(second.socket, sizeof(second.socket), "%s/t", host.dir);
-    cr_assert_not(host_try_restart(&second), "both run on one directory");
-    cr_expect(WIFEXITED(second.status) && WEXITSTATUS(second.status) != 0, "status %#x",
-              second.status);
-    worker_expect(&w, 0, BLOCKS);
-    worker_store_durable(&w, 100, BLOCKS, UCM_BLOCK_IS_OK);
-    drop_worker();
-    host_kill(&host);
-    snprintf(host.socket, sizeof(host.socket), "%s/t", host.dir);
-    host_restart(&host);
-    open_worker();
-    worker_expect(&w, 0, BLOCKS);
-    worker_expect(&w, 100, BLOCKS);
-}
-
 /* A second one comes while the first starts, again and again. One of them serves. */
 Test(place, of_two_that_start_together_one_serves)
 {

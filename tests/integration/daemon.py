@@ -111,6 +111,8 @@ class Daemon:
                    "device.cuda": os.environ.get("UCM_TEST_CUDA", "off"), "shutdown.drain": "10s", "state": self.directory}
         if nvme:
             options.update({"nvme.paths": self.store, "nvme.size": "256MiB", "nvme.segment": "4MiB"})
+        if "shared.roots" in more:  # a root's process has a buffer for each thread, and all its pages from the start
+            options["shared.threads"] = "4"
         options.update(more)
         self.config = os.path.join(self.directory, "ucmd.yaml")
         if config is not None:

@@ -2,17 +2,14 @@
 """What `health` says of blocks that will be lost at the daemon's end, or are not served: path,
 error and what to do. When the cause is mended, it says nothing."""
 
-import ctypes
 import faulthandler
-import mmap
 import os
 import shutil
 import tempfile
 import unittest
 
 from second_client import DEMO, OK, Case, Client, Daemon, OwnDaemons, Region, keys
-from test_trace import Inject
-from daemon import UCMD
+from test_trace import injected
 
 SUITE_TIMEOUT_S = 240
 ON, OFF = 1, 2
@@ -174,16 +171,9 @@ class Health(OwnDaemons, Case):
         ns, _ = self.stored(client, range(8))
         self.settled(client, ns)
         self.daemon.kill()
-        library = UCMD + "-inject.so"
-        self.assertTrue(os.path.exists(library), library + " is not there: make build-tests")
-        with tempfile.NamedTemporaryFile(prefix="ucm-inject-", delete=False) as file:
-            file.write(bytes(ctypes.sizeof(Inject)))
-        self.addCleanup(os.unlink, file.name)
-        with open(file.name, "r+b") as opened:
-            fault = Inject.from_buffer(mmap.mmap(opened.fileno(), 0))
+        fault, before = injected(self.addCleanup)
         fault.read_delay_ms = 2000
-        asan = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
-        client = self.start(recovered=False, before=["env", "LD_PRELOAD=" + library, "UCM_INJECT=" + file.name, "ASAN_OPTIONS=" + asan],
+        client = self.start(recovered=False, before=before,
                             **{"nvme.io": "threads", "shared.roots": os.path.join(self.directory, "not-there")})
         self.until(lambda: self.health(client)[0] == "degraded", "the root's health check")
         answer = client.call("health")

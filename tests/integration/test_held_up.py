@@ -3,22 +3,17 @@
 
 import array
 import os
-import re
-import selectors
-import shutil
 import signal
 import socket
 import struct
 import sys
 import tempfile
-import threading
 import time
 import unittest
 
-import msgpack
 from daemon import halt, listens
 from hung_mount import HungMount
-from second_client import DEADLINE, DEMO, TIMEOUT_S, TOP, Case, Client, Closed, Daemon, Refused, Region, frame, keys
+from second_client import DEMO, TIMEOUT_S, Case, Closed, Refused, frame
 
 HOUR_S, SO_PASSRIGHTS = 3600, 83
 OLDER_KERNEL = (sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "older_kernel.py"))
@@ -103,6 +98,11 @@ class Closing(Stopping, Case):
     def until_closed(self):
         self.until(lambda: self.descriptors() == self.before, "the end of what was to be closed")
 
+    def holds_up_nobody(self, client):
+        self.bystander()
+        client.close()
+        self.until_closed()
+
 
 @unittest.skipUnless(os.geteuid() == 0, "being several users needs root")
 class Refusals(Closing):
@@ -154,11 +154,8 @@ class Descriptors(Closing):
 
     def test_one_that_comes_with_a_frame(self):
         client, lingering = self.client(uid=1001), Lingering(self)
-        request = frame([0, 9, "stats", {}])
-        self.stopped(lambda: lingering.give(client.socket, request))
-        self.bystander()
-        client.close()
-        self.until_closed()
+        self.stopped(lambda: lingering.give(client.socket, frame([0, 9, "stats", {}])))
+        self.holds_up_nobody(client)
 
     def test_one_that_nobody_reads(self):
         client, lingering = self.client(uid=1001), Lingering(self)
@@ -167,9 +164,7 @@ class Descriptors(Closing):
             client.send(bytes(4))  # no frame: the connection ends
             lingering.give(client.socket, b"x")
         self.stopped(act)
-        self.bystander()
-        client.close()
-        self.until_closed()
+        self.holds_up_nobody(client)
 
     def test_one_whose_peer_is_gone(self):
         client, lingering = self.client(uid=1001), Lingering(self)
@@ -190,9 +185,7 @@ class Descriptors(Closing):
         client.methods[99] = "region.register"
         self.stopped(lambda: lingering.give(client.socket, frame(body)))
         self.assertRaises(Refused, client.wait, 99)
-        self.bystander()
-        client.close()
-        self.until_closed()
+        self.holds_up_nobody(client)
 
     def test_more_than_a_frame_may_have(self):
         client, lingering = self.client(uid=1001), Lingering(self)
@@ -216,9 +209,7 @@ class Descriptors(Closing):
             if behind:
                 client.socket.send(behind)
         self.stopped(act)
-        self.bystander()
-        client.close()
-        self.until_closed()
+        self.holds_up_nobody(client)
 
     def test_one_out_of_band(self):
         for before, behind in ((b"", b""), (b"", bytes(4)), (b"\0", b""), (b"\0", b"\0\0")):
@@ -230,9 +221,7 @@ class Descriptors(Closing):
             self.skipTest("this kernel's unix sockets have no out-of-band bytes")
         client, lingering = self.client(uid=1001), [Lingering(self), Lingering(self)]
         self.stopped(lambda: [each.give(client.socket, b"!", flags=socket.MSG_OOB) for each in lingering])
-        self.bystander()
-        client.close()
-        self.until_closed()
+        self.holds_up_nobody(client)
 
     def test_a_file_whose_server_does_not_answer(self):
         """All tenants but one have a file whose close() hangs. The other tenant's close() is done

@@ -14,14 +14,6 @@ static struct host host;
 static struct worker w;
 static const struct worker_options options = {.layer_bytes = 4 << 10, .blocks = BATCH};
 
-static void open_host(const char *arena)
-{
-    host = (struct host){.nvme = true, .sets = {"index.max_blocks=1024", arena}};
-    host_start(&host);
-    worker_open(&w, &host, &options);
-    arena_wait(w.client);
-}
-
 static void close_host(void)
 {
     worker_close(&w);
@@ -36,6 +28,20 @@ static void store_written(uint64_t first)
 
     worker_store(&w, first, BATCH);
     cr_assert(metric_reaches(w.client, "nvme_writes", written + BATCH, 20000));
+}
+
+/* More blocks than the index holds have been stored. */
+static void open_full(const char *arena)
+{
+    host = (struct host){.nvme = true, .sets = {"index.max_blocks=1024", arena}};
+    host_start(&host);
+    worker_open(&w, &host, &options);
+    arena_wait(w.client);
+    for (uint64_t i = 0; i < BATCHES; i++)
+        store_written(i * BATCH);
+    cr_expect_eq(metric(w.client, "dump_blocks_skipped"), 0u);
+    cr_expect_eq(metric(w.client, "index_evicted"), BATCHES * BATCH - MAX);
+    cr_expect_eq(metric(w.client, "blocks"), MAX);
 }
 
 static void restart(bool orderly)
@@ -53,12 +59,7 @@ static void restart(bool orderly)
 /* A quarter of them fits in DRAM. */
 Test(index_full, what_left_dram_first_makes_way)
 {
-    open_host("arena.size=4MiB");
-    for (uint64_t i = 0; i < BATCHES; i++)
-        store_written(i * BATCH);
-    cr_expect_eq(metric(w.client, "dump_blocks_skipped"), 0u);
-    cr_expect_eq(metric(w.client, "index_evicted"), BATCHES * BATCH - MAX);
-    cr_expect_eq(metric(w.client, "blocks"), MAX);
+    open_full("arena.size=4MiB");
     worker_expect(&w, BATCHES * BATCH - MAX, MAX);
     cr_expect_eq(worker_hits(&w, BATCHES * BATCH - MAX - 1, 1), 0u);
     restart(true);
@@ -70,9 +71,7 @@ Test(index_full, what_left_dram_first_makes_way)
 /* Dropped blocks still lie on NVMe, but the newest blocks count more. */
 Test(index_full, a_killed_daemons_newest_blocks_are_found)
 {
-    open_host("arena.size=4MiB");
-    for (uint64_t i = 0; i < BATCHES; i++)
-        store_written(i * BATCH);
+    open_full("arena.size=4MiB");
     restart(false);
     cr_expect_eq(metric(w.client, "blocks"), MAX);
     worker_expect(&w, BATCHES * BATCH - MAX, MAX);
@@ -80,12 +79,7 @@ Test(index_full, a_killed_daemons_newest_blocks_are_found)
 
 Test(index_full, the_coldest_in_dram_makes_way)
 {
-    open_host("arena.size=64MiB");
-    for (uint64_t i = 0; i < BATCHES; i++)
-        store_written(i * BATCH);
-    cr_expect_eq(metric(w.client, "dump_blocks_skipped"), 0u);
-    cr_expect_eq(metric(w.client, "index_evicted"), BATCHES * BATCH - MAX);
-    cr_expect_eq(metric(w.client, "blocks"), MAX);
+    open_full("arena.size=64MiB");
     worker_expect(&w, (BATCHES - 1) * BATCH, BATCH);
 }
 

@@ -133,13 +133,6 @@ class Install(unittest.TestCase):
         named = set(re.findall(r"[\w+.-]+", re.search(r"Build-Depends:((?:.*,\n)*.*)", control)[1]))
         self.assertLessEqual(needs - {"build-essential"}, named)
 
-    def test_only_the_interface_is_exported(self):
-        header = "".join((TOP / "client/include" / name).read_text() for name in ("ucmclient.h", "ucmclient_sparse.h", "ucmclient_mapping.h"))
-        declared = set(re.findall(r"UCM_API\s[^;(]*?\b(ucm_\w+)\s*\(", header))
-        listing = run("nm", "-D", "--defined-only", str(self.root / "usr/lib/libucmclient.so"))
-        exported = {line.split()[2].split("@")[0] for line in listing.splitlines() if line.split()[1] in "TDBR"}
-        self.assertEqual(declared, exported)
-
     def test_units_name_the_prefix(self):
         make("install", f"DESTDIR={self.directory.name}", "PREFIX=/opt/ucm", "SYSCONFDIR=/opt/etc")
         unit = (pathlib.Path(self.directory.name) / "opt/ucm/lib/systemd/system/ucmd.service").read_text()

@@ -5,7 +5,6 @@ import array
 import fcntl
 import os
 import re
-import sys
 import termios
 import threading
 import time

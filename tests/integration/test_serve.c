@@ -1,31 +1,10 @@
-/* NVMe below DRAM: a block that left DRAM comes back, and only once for all workers that load it at
- * the same time. */
+/* NVMe below DRAM: a block that left DRAM is read only once for all workers that load it at the same
+ * time. */
 /* Sanitizers: address, thread */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
-
-/* Twice the arena goes in. Blocks that left DRAM must come back from NVMe, with every byte right.
- */
-Test(serve, keeps_more_than_the_arena_holds, .timeout = 120)
-{
-    struct host h = {.nvme = true};
-    struct worker w;
-    uint32_t found;
-
-    host_start(&h);
-    worker_open(&w, &h, &(struct worker_options){.layer_bytes = 16384, .blocks = 8});
-    for (uint64_t i = 0; i < 512; i += 8) {
-        worker_store(&w, i, 8);
-        metric_reaches(w.client, "nvme_writes", i + 8, 10000);
-    }
-    found = worker_found(&w, 0, 512, NULL);
-    cr_assert_gt(found, 400u, "only %u of 512 blocks were kept", found);
-    cr_assert_gt(metric(w.client, "load_blocks_nvme"), 100u);
-    worker_close(&w);
-    host_remove(&h);
-}
 
 /* With MLA one part holds a block, and every rank loads it. They do so at once, while it is only on
  * NVMe. */

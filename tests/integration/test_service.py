@@ -140,15 +140,6 @@ class Service(unittest.TestCase):
             self.assertIn("another ucmd", second.stderr, what)
         self.healthy()
 
-    def test_a_stale_socket_is_replaced(self):
-        daemon = self.start()
-        self.healthy()
-        daemon.kill()
-        daemon.wait(TIMEOUT_S)
-        self.assertTrue(os.path.exists(self.socket), "nothing is stale")
-        self.start()
-        self.healthy()
-
     def test_check_and_exit_codes(self):
         def run(*arguments):
             return subprocess.run([UCMD, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S)

@@ -77,7 +77,7 @@ class RootsCase(SharedCase):
 
 
 class Policies(RootsCase):
-    def spread(self, policy, roots, count=24):
+    def spread(self, policy, roots, count=12):
         one, names = self.over(roots, **{"shared.placement": policy}), list(range(count))
         bytes_of = self.dumped(one, names)
         self.written(one, names)
@@ -87,11 +87,11 @@ class Policies(RootsCase):
         return [len(block_files(root)) for root in self.roots]
 
     def test_tiered_writes_to_the_first(self):
-        self.assertEqual(self.spread("tiered", self.roots), [24, 0, 0])
+        self.assertEqual(self.spread("tiered", self.roots), [12, 0, 0])
 
     def test_hashed_has_a_root_for_each_block(self):
-        counts = self.spread("hashed", self.roots, count=60)
-        self.assertEqual(sum(counts), 60)
+        counts = self.spread("hashed", self.roots, count=36)
+        self.assertEqual(sum(counts), 36)
         self.assertTrue(all(counts), counts)
 
 
@@ -146,12 +146,12 @@ class Missing(RootsCase):
 
     def test_of_two_the_other_one_goes_on(self):
         one = self.over(self.roots[:2], **{"shared.placement": "hashed"})
-        bytes_of = self.dumped(one, range(48))
-        self.written(one, range(48))
+        bytes_of = self.dumped(one, range(24))
+        self.written(one, range(24))
         left = len(block_files(self.roots[1]))
         os.rename(self.roots[0], self.roots[0] + ".away")
         other = self.over(self.roots[:2], **{"shared.placement": "hashed"})
-        for name in range(48):
+        for name in range(24):
             other.look(name)
         self.assertEqual(self.health(other), "down")
         self.assertEqual(len(self.good(other, bytes_of)), left)
@@ -161,10 +161,10 @@ class Missing(RootsCase):
 
     def test_a_purge_says_what_it_did_not_reach(self):
         one = self.over(self.roots[:2], **{"shared.placement": "hashed"})
-        self.dumped(one, range(48))
-        self.written(one, range(48))
+        self.dumped(one, range(24))
+        self.written(one, range(24))
         first = len(block_files(self.roots[0]))
-        self.assertTrue(0 < first < 48)
+        self.assertTrue(0 < first < 24)
         os.rename(self.roots[0], self.roots[0] + ".away")
         done = one.daemon.ctl("purge", one.ns, "--yes")
         self.assertEqual(done.returncode, 1)
@@ -179,9 +179,9 @@ class Missing(RootsCase):
         self.identity.update(BIG, model="killed")
         one, bytes_of = self.over(self.roots[:1], blocks=48), {}
         region = one.regions[0]
-        for block in range(48):
+        for block in range(24):
             bytes_of[block] = region.fill(block)
-        region.begin("dump", range(48), range(48))
+        region.begin("dump", range(24), range(24))
         self.until(lambda: len(block_files(self.roots[0])) >= 5, "some of them")
         one.daemon.kill()
         shutil.rmtree(one.daemon.directory, ignore_errors=True)

@@ -28,6 +28,21 @@ class Inject(ctypes.Structure):
                                                   "read_delay_ms")]
 
 
+def injected(add_cleanup):
+    """The faults of a daemon's disk, and the words before the daemon's command that let it have
+    them."""
+    library = UCMD + "-inject.so"
+    assert os.path.exists(library), library + " is not there: make build-tests"
+    with tempfile.NamedTemporaryFile(prefix="ucm-inject-", delete=False) as file:
+        file.write(bytes(ctypes.sizeof(Inject)))
+    add_cleanup(os.unlink, file.name)
+    with open(file.name, "r+b") as opened:
+        fault = Inject.from_buffer(mmap.mmap(opened.fileno(), 0))
+    asan = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
+    return fault, ["env", "LD_PRELOAD=" + library, "UCM_INJECT=" + file.name, "ASAN_OPTIONS=" + asan]
+
+
+
 class Traces(Case):
     """What tests with a good and a slow disk share."""
 
@@ -278,16 +293,8 @@ class SlowDisk(Traces):
 
     @classmethod
     def setUpClass(cls):
-        library = UCMD + "-inject.so"
-        assert os.path.exists(library), library + " is not there: make build-tests"
-        with tempfile.NamedTemporaryFile(prefix="ucm-inject-", delete=False) as file:
-            file.write(bytes(ctypes.sizeof(Inject)))
-        cls.addClassCleanup(os.unlink, file.name)
-        with open(file.name, "r+b") as opened:
-            cls.fault = Inject.from_buffer(mmap.mmap(opened.fileno(), 0))
-        asan = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
-        cls.daemon = Daemon(before=["env", "LD_PRELOAD=" + library, "UCM_INJECT=" + file.name, "ASAN_OPTIONS=" + asan],
-                            **{"nvme.io": "threads"})
+        cls.fault, before = injected(cls.addClassCleanup)
+        cls.daemon = Daemon(before=before, **{"nvme.io": "threads"})
 
     def test_a_slow_read_is_the_longest_span_of_its_load(self):
         client, ns, region = self.stored()
