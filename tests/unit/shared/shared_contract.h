@@ -10,7 +10,6 @@ static inline void contract_round_trip(struct contract *c)
 {
     static const uint64_t sizes[] = {
         1, 2, 63, 64, 65, 4031, 4032, 4033, 4096, 65536, 1 << 20, (1 << 20) + 1, 3000001, 6 << 20};
-    char path[512];
 
     for (unsigned i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         struct contract_op o = {
@@ -21,8 +20,7 @@ static inline void contract_round_trip(struct contract *c)
         cr_assert_eq(contract_do(c, SHARED_FIND, i, NULL, sizes[i]), 0);
         cr_assert_eq(contract_read(c, i, sizes[i]), 0);
         cr_assert_eq(contract_run(c, &o), -EEXIST, "not written again");
-        contract_path(c, i, path);
-        contract_stored(path, BLOCK_FILE_HEADER_BYTES + sizes[i]);
+        contract_stored(contract_path(c, i), BLOCK_FILE_HEADER_BYTES + sizes[i]);
         free(o.op.data);
     }
     cr_assert_eq(contract_files(c->directory), sizeof(sizes) / sizeof(sizes[0]), "temporary files");
@@ -38,7 +36,7 @@ static inline void contract_encrypted(struct contract *c)
     struct contract_op by_name = {
         .op = {.verb = SHARED_READ, .by_name = true, .data = copy, .bytes = whole}};
     uint8_t *encryption = o.op.header + BLOCK_FILE_HEADER_BYTES;
-    char path[512];
+    char *path = contract_path(c, 3);
 
     o.op.encrypted = true;
     memset(encryption, 0x5a, BLOCK_FILE_ENCRYPTION_BYTES);
@@ -50,7 +48,6 @@ static inline void contract_encrypted(struct contract *c)
     cr_assert_eq(contract_run(c, &by_name), 0);
     cr_assert(by_name.op.copy_encrypted);
     cr_assert(copy[0] == 0x5a && memcmp(copy + BLOCK_FILE_ENCRYPTION_BYTES, data, bytes) == 0);
-    contract_path(c, 3, path);
     contract_unlink(path);
     by_name.op.verb = SHARED_WRITE;
     cr_assert_eq(contract_run(c, &by_name), 0);
@@ -72,11 +69,10 @@ static inline void contract_read_tells_time(struct contract *c)
     struct timespec times[2] = {{.tv_sec = 1}, {.tv_sec = 1600000000}};
     uint8_t data[700];
     struct contract_op o = {.op = contract_of(SHARED_READ, 2, data, sizeof(data))};
-    char path[512];
+    char *path = contract_path(c, 2);
     bool aged;
 
     cr_assert_eq(contract_write(c, 2, sizeof(data)), 0);
-    contract_path(c, 2, path);
     aged = contract_age(path, times);
     cr_assert_eq(contract_run(c, &o), 0);
     if (aged)
@@ -152,10 +148,9 @@ static inline void contract_damage(struct contract *c)
 {
     uint64_t bytes = 3 * 4096 + 5;
     unsigned in_header = contract_remote ? 13 : 1, behind = contract_remote ? 4001 : 509;
-    char path[512];
+    char *path = contract_path(c, 3);
 
     cr_assert_eq(contract_write(c, 3, bytes), 0);
-    contract_path(c, 3, path);
     for (off_t at = 0; at < (off_t)(BLOCK_FILE_HEADER_BYTES + bytes);
          at += at < (off_t)BLOCK_FILE_HEADER_BYTES ? in_header : behind) {
         contract_flip(path, at, 0x10);
@@ -173,10 +168,9 @@ static inline void contract_other_part(struct contract *c)
 {
     uint64_t bytes;
     uint8_t *h;
-    char path[512];
+    char *path = contract_path(c, 3);
 
     cr_assert_eq(contract_write(c, 3, 1000), 0);
-    contract_path(c, 3, path);
     contract_lay(path, 4, 4, 1000);
     cr_assert_eq(contract_read(c, 3, 1000), -EBADMSG);
 
@@ -194,12 +188,11 @@ static inline void contract_wrong_length(struct contract *c)
 {
     uint64_t bytes = 9000;
     const off_t lengths[] = {0, 1, 63, 64, BLOCK_FILE_HEADER_BYTES + 8999, 9065, 1 << 20};
-    char path[512];
+    char *path = contract_path(c, 5);
 
     for (unsigned i = contract_objects_only(); i < sizeof(lengths) / sizeof(lengths[0]); i++) {
         cr_assert_eq(contract_write(c, 5, bytes), 0, "takes the place of one of another length");
         cr_assert_eq(contract_read(c, 5, bytes), 0);
-        contract_path(c, 5, path);
         contract_truncate(path, (uint64_t)lengths[i]);
         cr_assert_eq(contract_do(c, SHARED_FIND, 5, NULL, bytes), -EBADMSG);
         cr_assert_eq(contract_read(c, 5, bytes), -EBADMSG, "length %lld", (long long)lengths[i]);
@@ -221,10 +214,9 @@ static inline void contract_lay_odd(const char *path, const char *beside, unsign
 /* A FIFO without a writer: opening it as a file would block for ever. */
 static inline void contract_not_a_file(struct contract *c)
 {
-    char path[512], beside[512];
+    char *path = contract_path(c, 6), beside[512];
 
     snprintf(beside, sizeof(beside), "%s/beside", c->directory);
-    contract_path(c, 6, path);
     for (unsigned kind = 0; kind < 4; kind++) {
         char name[BLOCK_FILE_NAME_CAP];
 
@@ -307,9 +299,8 @@ struct contract_renamer {
 static inline void *contract_renamer_main(void *arg)
 {
     struct contract_renamer *r = arg;
-    char path[512], beside[512];
+    char *path = contract_path(r->c, r->number), beside[512];
 
-    contract_path(r->c, r->number, path);
     snprintf(beside, sizeof(beside), "%s/beside", r->c->directory);
     for (unsigned i = 0; !atomic_load(&r->stop); i++) {
         contract_lay(contract_remote ? path : beside, r->number, r->number + i % 2, r->bytes);
@@ -377,8 +368,7 @@ static inline void contract_listing(struct contract *c)
     contract_path_in(c, bucket, directory, path);
     if (!contract_remote)
         cr_assert_eq(symlink("readme", path), 0);
-    contract_path(c, 11, path);
-    aged = contract_age(path, times);
+    aged = contract_age(contract_path(c, 11), times);
 
     l = contract_list(c, bucket);
     cr_assert_eq(l.n, 2);
@@ -441,10 +431,9 @@ static inline void contract_touch(struct contract *c)
 {
     struct timespec times[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
     struct contract_op o = {.op = {.verb = SHARED_TOUCH, .by_name = true}};
-    char path[512];
+    char *path = contract_path(c, 12);
 
     cr_assert_eq(contract_write(c, 12, 700), 0);
-    contract_path(c, 12, path);
     for (unsigned by_name = 0; by_name < 2; by_name++) {
         uint8_t bucket = contract_bucket(12, o.op.name);
         uint64_t before, after;
@@ -563,12 +552,12 @@ static inline void contract_root_gone(struct contract *c)
 /* Directories may go while they are in use, because an operator empties the root. */
 static inline void contract_directories_gone(struct contract *c)
 {
-    char path[512];
+    char *path;
 
     for (unsigned i = 0; i < 3; i++) {
         cr_assert_eq(contract_write(c, 17, 700), 0);
         cr_assert_eq(contract_read(c, 17, 700), 0);
-        contract_path(c, 17, path);
+        path = contract_path(c, 17);
         contract_unlink(path);
         *strrchr(path, '/') = '\0';
         if (!contract_remote)
@@ -580,7 +569,7 @@ static inline void contract_directories_gone(struct contract *c)
             continue;
         if (!contract_remote)
             cr_assert_eq(mkdir(path, 0700), 0); /* or by another host, which writes the file too */
-        contract_path(c, 17, path);
+        path = contract_path(c, 17);
         contract_lay(path, 17, 17, 700);
         cr_assert_eq(contract_read(c, 17, 700), 0);
     }
@@ -592,7 +581,6 @@ static inline void contract_cancel(struct contract *c)
     struct contract_op *ops = calloc(CONTRACT_OPS, sizeof(*ops));
     uint8_t *data = contract_data(1 << 20, 18);
     unsigned left = CONTRACT_OPS;
-    char path[512];
 
     cr_assert_eq(contract_write(c, 18, 700), 0, "until the backend is up, all of them wait");
     c->done = 0;
@@ -609,9 +597,8 @@ static inline void contract_cancel(struct contract *c)
     contract_wait(c, left);
     for (unsigned i = 0; i < CONTRACT_OPS; i++) {
         cr_assert(ops[i].status == 0 || ops[i].status == PENDING + 1);
-        contract_path(c, 1000 + i, path);
         /* A write that was under way may have got as far as its name. */
-        cr_assert(ops[i].status != 0 || contract_exists(path));
+        cr_assert(ops[i].status != 0 || contract_exists(contract_path(c, 1000 + i)));
     }
     contract_close(c); /* nothing is under way */
     contract_open(c);

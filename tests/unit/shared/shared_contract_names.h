@@ -10,7 +10,7 @@ static inline void contract_by_name(struct contract *c)
     uint64_t bytes = 70000;
     struct contract_op o = {
         .op = {.verb = SHARED_READ, .by_name = true, .data = malloc(bytes), .bytes = bytes}};
-    char path[512], elsewhere[512];
+    char *path = contract_path(c, 16), elsewhere[512];
 
     o.op.bucket = contract_bucket(16, o.op.name);
     cr_assert_eq(contract_run(c, &o), -ENOENT);
@@ -31,7 +31,6 @@ static inline void contract_by_name(struct contract *c)
 
     /* A damaged file is not read, nor one that lies in another file's bucket. */
     o.op.verb = SHARED_READ;
-    contract_path(c, 16, path);
     contract_flip(path, 40, 1);
     cr_assert_eq(contract_run(c, &o), -EBADMSG);
     contract_flip(path, 40, 1);

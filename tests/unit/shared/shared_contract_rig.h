@@ -254,12 +254,15 @@ static inline void contract_path_in(const struct contract *c, uint8_t bucket, co
     cr_assert_lt(n, 512);
 }
 
-static inline void contract_path(const struct contract *c, unsigned number, char path[512])
+/* Valid until this thread's next call. */
+static inline char *contract_path(const struct contract *c, unsigned number)
 {
+    static _Thread_local char path[512];
     char name[BLOCK_FILE_NAME_CAP];
     uint8_t bucket = contract_bucket(number, name);
 
     contract_path_in(c, bucket, name, path);
+    return path;
 }
 
 static inline void contract_bucket_make(const struct contract *c, uint8_t bucket)

@@ -354,11 +354,15 @@ static inline struct block_file_id rig_id(unsigned namespace, unsigned number, u
     return id;
 }
 
-static inline void rig_path(const struct rig *g, unsigned bucket, const char *name, char path[256])
+/* Valid until the next call. */
+static inline const char *rig_path(const struct rig *g, unsigned bucket, const char *name)
 {
-    snprintf(path, 256, "%s/blocks/%02x", g->directory, bucket);
+    static char path[256];
+
+    snprintf(path, sizeof(path), "%s/blocks/%02x", g->directory, bucket);
     cr_assert(mkdir(path, 0700) == 0 || errno == EEXIST);
-    snprintf(path, 256, "%s/blocks/%02x/%s", g->directory, bucket, name);
+    snprintf(path, sizeof(path), "%s/blocks/%02x/%s", g->directory, bucket, name);
+    return path;
 }
 
 static inline void rig_age(const char *path, uint64_t age_s)
@@ -371,62 +375,53 @@ static inline void rig_age(const char *path, uint64_t age_s)
     cr_assert_eq(utimensat(AT_FDCWD, path, times, 0), 0);
 }
 
-static inline void rig_put_name(struct rig *g, unsigned bucket, const char *name, uint64_t age_s,
-                                uint64_t bytes)
+static inline void rig_put_at(const char *path, uint64_t age_s, uint64_t bytes)
 {
-    char path[256];
-    int fd;
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
 
-    rig_path(g, bucket, name, path);
-    fd = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
     cr_assert_geq(fd, 0);
     cr_assert_eq(ftruncate(fd, (off_t)bytes), 0);
     close(fd);
     rig_age(path, age_s);
 }
 
-static inline void rig_place(struct rig *g, const struct block_file_id *id, char path[256],
-                             char name[BLOCK_FILE_NAME_CAP], unsigned *bucket)
+static inline void rig_put_name(struct rig *g, unsigned bucket, const char *name, uint64_t age_s,
+                                uint64_t bytes)
 {
-    uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
+    rig_put_at(rig_path(g, bucket, name), age_s, bytes);
+}
 
-    cr_assert_eq(block_file_locate(id, identity, name), 0);
-    *bucket = identity[0];
-    rig_path(g, *bucket, name, path);
+static inline const char *rig_place(struct rig *g, unsigned namespace, unsigned number,
+                                    unsigned part)
+{
+    struct block_file_id id = rig_id(namespace, number, part);
+    uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
+    char name[BLOCK_FILE_NAME_CAP];
+
+    cr_assert_eq(block_file_locate(&id, identity, name), 0);
+    return rig_path(g, identity[0], name);
 }
 
 /* `bytes` includes the header's, but there is no header. */
 static inline uint64_t rig_put(struct rig *g, unsigned namespace, unsigned number, unsigned part,
                                uint64_t age_s, uint64_t bytes)
 {
-    struct block_file_id id = rig_id(namespace, number, part);
-    char name[BLOCK_FILE_NAME_CAP];
-    unsigned bucket;
-
     cr_assert_lt(g->n, RIG_FILES);
-    rig_place(g, &id, g->files[g->n].path, name, &bucket);
+    strcpy(g->files[g->n].path, rig_place(g, namespace, number, part));
+    rig_put_at(g->files[g->n].path, age_s, bytes);
     g->files[g->n].mtime_s = UINT32_MAX - age_s;
     g->files[g->n++].bytes = bytes;
-    rig_put_name(g, bucket, name, age_s, bytes);
     return bytes;
 }
 
 static inline bool rig_has(struct rig *g, unsigned namespace, unsigned number, unsigned part)
 {
-    struct block_file_id id = rig_id(namespace, number, part);
-    char path[256], name[BLOCK_FILE_NAME_CAP];
-    unsigned bucket;
-
-    rig_place(g, &id, path, name, &bucket);
-    return access(path, F_OK) == 0;
+    return access(rig_place(g, namespace, number, part), F_OK) == 0;
 }
 
 static inline bool rig_has_name(struct rig *g, unsigned bucket, const char *name)
 {
-    char path[256];
-
-    rig_path(g, bucket, name, path);
-    return access(path, F_OK) == 0;
+    return access(rig_path(g, bucket, name), F_OK) == 0;
 }
 
 /* Bytes of everything in the buckets. */
@@ -504,12 +499,9 @@ static inline void rig_write(struct rig *g, unsigned namespace, unsigned number,
 {
     struct block_file_id id = rig_id(namespace, number, part);
     uint8_t *data = rig_pattern(&id, bytes);
-    char path[256], name[BLOCK_FILE_NAME_CAP];
-    unsigned bucket;
 
     cr_assert_eq(rig_do(g, SHARED_WRITE, &id, data, bytes), 0);
-    rig_place(g, &id, path, name, &bucket);
-    rig_age(path, age_s);
+    rig_age(rig_place(g, namespace, number, part), age_s);
     free(data);
 }
 

@@ -251,12 +251,11 @@ static uint64_t marker_mtime_ns(void)
 {
     uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
     const struct block_file_id id = {.key_bytes = UCM_MIN_KEY_BYTES};
-    char name[BLOCK_FILE_NAME_CAP], path[512];
+    char name[BLOCK_FILE_NAME_CAP];
     struct stat st;
 
     cr_assert_eq(block_file_locate(&id, identity, name), 0);
-    snprintf(path, sizeof(path), "%s/blocks/%02x/%s", g.directory, identity[0], name);
-    cr_assert_eq(stat(path, &st), 0, "%s", path);
+    cr_assert_eq(stat(rig_path(&g, identity[0], name), &st), 0);
     return (uint64_t)st.st_mtim.tv_sec * NS + (uint64_t)st.st_mtim.tv_nsec;
 }
 

@@ -64,12 +64,10 @@ static const char *note_name(unsigned namespace)
 static void note(unsigned namespace, const char *tenant, uint64_t age_s)
 {
     struct shared_io io = {.write = true, .id = rig_id(namespace, 0, 0), .tenant = tenant};
-    char path[256];
 
     shared_tenant_note(&shared, &io);
     RIG_WAIT_WHILE(&g, shared.noting > 0);
-    rig_path(&g, BLOCK_FILE_TENANT_BUCKET, note_name(namespace), path);
-    rig_age(path, age_s);
+    rig_age(rig_path(&g, BLOCK_FILE_TENANT_BUCKET, note_name(namespace)), age_s);
 }
 
 /* n files of the namespace, the first the oldest, a day apart. */
@@ -184,8 +182,6 @@ Test(shared_quota, what_cannot_be_read_stops_the_pass)
 
 Test(shared_quota, notes_go_with_their_namespaces)
 {
-    char path[256];
-
     give(0, "quiet", 10, 0);
     note(1, "quiet", 30 * 86400);
     note(2, "quiet", 30 * 86400);
@@ -199,7 +195,6 @@ Test(shared_quota, notes_go_with_their_namespaces)
     cr_expect(rig_has_name(&g, BLOCK_FILE_TENANT_BUCKET, note_name(3)), "it is young");
     cr_expect_eq(gc_usage(g.hosts[0].gc).files, 1u, "notes are not counted");
     /* A damaged note goes at once, so that a writer may replace it. */
-    rig_path(&g, BLOCK_FILE_TENANT_BUCKET, note_name(7), path);
     rig_put_name(&g, BLOCK_FILE_TENANT_BUCKET, note_name(7), 60, 64 + UCM_MAX_NAME_BYTES);
     rig_pass(&g, 0);
     cr_expect_not(rig_has_name(&g, BLOCK_FILE_TENANT_BUCKET, note_name(7)));

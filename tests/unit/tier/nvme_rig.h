@@ -221,27 +221,31 @@ static inline void rig_close_tier(void)
     cr_assert_eq(uv_run(&rig.loop, UV_RUN_DEFAULT), 0);
 }
 
-static inline void rig_path(unsigned file, char out[128])
+/* Valid until the next call. */
+static inline const char *rig_file(unsigned file, const char *name)
 {
-    snprintf(out, 128, "%s/%s", rig.directories[file], NVME_CACHE_FILE);
+    static char path[128];
+
+    snprintf(path, sizeof(path), "%s/%s", rig.directories[file], name);
+    return path;
+}
+
+static inline const char *rig_path(unsigned file)
+{
+    return rig_file(file, NVME_CACHE_FILE);
 }
 
 /* Closes what is open. Also runs at the end of a test that asks for it. */
 static inline void rig_close(void)
 {
-    char path[128];
-
     if (rig.config.nvme_paths.n == 0)
         return;
     rig_close_tier();
     cr_assert_eq(uv_loop_close(&rig.loop), 0);
     for (unsigned i = 0; i < rig.config.nvme_paths.n; i++) {
-        rig_path(i, path);
-        unlink(path);
-        snprintf(path, sizeof(path), "%s/%s", rig.directories[i], NVME_INDEX_FILE);
-        unlink(path);
-        snprintf(path, sizeof(path), "%s/%s", rig.directories[i], NVME_NS_FILE);
-        unlink(path);
+        unlink(rig_path(i));
+        unlink(rig_file(i, NVME_INDEX_FILE));
+        unlink(rig_file(i, NVME_NS_FILE));
         rmdir(rig.directories[i]);
     }
     free(rig.memory);
@@ -411,11 +415,8 @@ static inline struct tier_stats rig_stats(void)
 
 static inline int rig_fd(unsigned file)
 {
-    char path[128];
-    int fd;
+    int fd = open(rig_path(file), O_RDWR | O_CLOEXEC);
 
-    rig_path(file, path);
-    fd = open(path, O_RDWR | O_CLOEXEC);
     cr_assert_geq(fd, 0);
     return fd;
 }

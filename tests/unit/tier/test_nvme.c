@@ -416,25 +416,22 @@ Test(nvme, sequences_grow_over_restarts)
 static void refused(const char *sentence)
 {
     struct stat before, after;
-    char path[128];
 
-    rig_path(0, path);
-    cr_assert_eq(stat(path, &before), 0);
+    cr_assert_eq(stat(rig_path(0), &before), 0);
     cr_assert_eq(rig_try_open(), -EINVAL);
     cr_assert(strstr(rig.error.text, sentence), "%s", rig.error.text);
-    cr_assert_eq(stat(path, &after), 0);
+    cr_assert_eq(stat(rig_path(0), &after), 0);
     cr_assert_eq(before.st_size, after.st_size);
     cr_assert_eq(before.st_mtim.tv_nsec, after.st_mtim.tv_nsec, "it was written to");
 }
 
 Test(nvme, foreign_files_are_refused_and_not_touched)
 {
-    char path[128], text[32] = {0};
+    char text[32] = {0};
     int fd;
 
     rig_init(1, 5 * MIB, 1 * MIB, CONFIG_IO_AUTO);
-    rig_path(0, path);
-    fd = open(path, O_RDWR | O_CREAT, 0600);
+    fd = open(rig_path(0), O_RDWR | O_CREAT, 0600);
     cr_assert_geq(fd, 0);
     refused("is not a file of ucmd");
     cr_assert_eq(write(fd, "precious", 8), 8);
@@ -491,10 +488,8 @@ Test(nvme, a_path_that_is_not_there_is_refused)
 Test(nvme, a_file_grows_and_is_never_truncated)
 {
     struct stat st;
-    char path[128];
 
     rig_init(1, 5 * MIB, 1 * MIB, CONFIG_IO_AUTO);
-    rig_path(0, path);
     rig_open();
     rig_close_tier();
     rig.config.nvme_size = 9 * MIB;
@@ -505,11 +500,12 @@ Test(nvme, a_file_grows_and_is_never_truncated)
     rig_open();
     cr_assert_eq(rig_stats().capacity_bytes, 3 * MIB);
     rig_close_tier();
-    cr_assert_eq(stat(path, &st), 0);
+    cr_assert_eq(stat(rig_path(0), &st), 0);
     cr_assert_eq(st.st_size, 9 * MIB);
-    cr_assert_eq(truncate(path, 2 * MIB), 0); /* not by the daemon, which makes it whole again */
+    cr_assert_eq(truncate(rig_path(0), 2 * MIB),
+                 0); /* not by the daemon, which makes it whole again */
     rig.config.nvme_size = 9 * MIB;
     rig_open();
-    cr_assert_eq(stat(path, &st), 0);
+    cr_assert_eq(stat(rig_path(0), &st), 0);
     cr_assert_eq(st.st_size, 9 * MIB);
 }

@@ -57,14 +57,12 @@ Test(nvme_faults, truncated_file)
     BOTH_ENGINES(io)
     {
         unsigned lost = 0;
-        char path[128];
         off_t cut_at;
 
         stored(io, 10);
-        rig_path(0, path);
         /* part 5 loses its tail, those after it everything */
         cut_at = place_offset(&rig.parts[5].place) + 3 * NVME_PAGE + 100;
-        cr_assert_eq(truncate(path, cut_at), 0);
+        cr_assert_eq(truncate(rig_path(0), cut_at), 0);
         rig_read(0, 10, 0);
         for (unsigned i = 0; i < 10; i++) {
             bool whole = place_offset(&rig.parts[i].place) + (off_t)nvme_stride(50000) <= cut_at;
@@ -85,7 +83,6 @@ Test(nvme_faults, truncated_file)
 Test(nvme_faults, what_is_read_late_is_found_in_its_turn)
 {
     struct tier_ns_record name;
-    char path[128];
 
     rig_init(1, 17 * MIB, 1 * MIB, CONFIG_IO_THREADS);
     rig_open();
@@ -94,8 +91,7 @@ Test(nvme_faults, what_is_read_late_is_found_in_its_turn)
     rig_memory(12, 50000);
     cr_assert_eq(rig_write(0, 12, 50000), 12);
     rig_close_tier();
-    snprintf(path, sizeof(path), "%s/%s", rig.directories[0], NVME_INDEX_FILE);
-    (void)unlink(path); /* so that all headers are read */
+    (void)unlink(rig_file(0, NVME_INDEX_FILE)); /* so that all headers are read */
     fault.late_from = place_offset(&rig.parts[0].place);
     fault.late_to = place_offset(&rig.parts[11].place) + 1;
     rig.recovers = true;
@@ -175,15 +171,13 @@ Test(nvme_faults, a_read_only_disk_is_done_without)
 
 Test(nvme_faults, no_room_at_start_is_said_and_leaves_nothing)
 {
-    char path[128];
     struct stat st;
 
     rig_init(1, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
-    rig_path(0, path);
     fault.allocate_error = ENOSPC;
     cr_assert_eq(rig_try_open(), -ENOSPC);
     cr_assert(strstr(rig.error.text, "lower nvme.size"), "%s", rig.error.text);
-    cr_assert_eq(stat(path, &st), -1);
+    cr_assert_eq(stat(rig_path(0), &st), -1);
     fault.allocate_error = EOPNOTSUPP; /* sparse then */
     rig_open();
     rig_memory(10, 50000);

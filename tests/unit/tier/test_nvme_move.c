@@ -250,16 +250,13 @@ static uint32_t checkpoint_tells(unsigned file, uint32_t number)
     static uint8_t bytes[MIB];
     struct checkpoint_span r;
     uint32_t listed = 0;
-    char path[128];
+    int fd = open(rig_file(file, NVME_INDEX_FILE), O_RDONLY | O_CLOEXEC);
     ssize_t n;
-    int fd;
 
-    snprintf(path, sizeof(path), "%s/%s", rig.directories[file], NVME_INDEX_FILE);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
     cr_assert_geq(fd, 0);
     n = read(fd, bytes, sizeof(bytes));
     close(fd);
-    unlink(path);
+    unlink(rig_file(file, NVME_INDEX_FILE));
     cr_assert_gt(n, 0);
     for (size_t at = 0; at < (size_t)n; at += checkpoint_span_bytes(r.entries)) {
         cr_assert_eq(checkpoint_span_decode(bytes + at, (size_t)n - at, &r), 0);

@@ -14,9 +14,12 @@ static char directory[2][64];
 static const char *const directories[2] = {directory[0], directory[1]};
 static struct ns_records names;
 
-static void path_make(unsigned i, char out[128])
+static const char *path_of(unsigned i)
 {
-    snprintf(out, 128, "%.64s/ucmd.namespaces", directory[i]);
+    static char path[2][128];
+
+    snprintf(path[i], sizeof(path[i]), "%.64s/ucmd.namespaces", directory[i]);
+    return path[i];
 }
 
 static void open_names(void)
@@ -37,13 +40,10 @@ static void open_all(void)
 
 static void close_all(void)
 {
-    char path[128];
-
     ns_records_close(&names);
     for (unsigned i = 0; i < 2; i++) {
-        path_make(i, path);
-        unlink(path);
-        rmdir(path); /* of the test that put a directory there */
+        unlink(path_of(i));
+        rmdir(path_of(i)); /* of the test that put a directory there */
         cr_expect_eq(rmdir(directory[i]), 0, "something was left in %s", directory[i]);
     }
 }
@@ -105,20 +105,15 @@ static bool is_even(void *ctx, const uint8_t *fingerprint)
 static long long file_pages(unsigned i)
 {
     struct stat st;
-    char path[128];
 
-    path_make(i, path);
-    cr_assert_eq(stat(path, &st), 0);
+    cr_assert_eq(stat(path_of(i), &st), 0);
     return st.st_size / NVME_PAGE;
 }
 
 static void damage(unsigned i, long long page, const void *with, size_t n)
 {
-    char path[128];
-    int fd;
+    int fd = open(path_of(i), O_RDWR | O_CLOEXEC);
 
-    path_make(i, path);
-    fd = open(path, O_RDWR | O_CLOEXEC);
     cr_assert_geq(fd, 0);
     cr_assert_eq(pwrite(fd, with, n, (off_t)page * NVME_PAGE + 100), (ssize_t)n);
     close(fd);
@@ -182,21 +177,19 @@ Test(nvme_ns_records, a_record_that_one_directory_takes)
 {
     struct nvme_ns_record one = name_make(1, 10);
     const struct nvme_ns_record *writes = &one;
-    char path[128];
     bool any;
 
     memset(one.secret, 1, sizeof(one.secret));
     cr_assert_eq(ns_records_write(&names, &writes, 1, &any), 0);
     cr_assert(any);
     cr_assert_eq(ns_records_set(&names, &one), 0);
-    path_make(1, path);
-    cr_assert_eq(unlink(path), 0);
-    cr_assert_eq(mkdir(path, 0700), 0); /* nothing can be written there */
+    cr_assert_eq(unlink(path_of(1)), 0);
+    cr_assert_eq(mkdir(path_of(1), 0700), 0); /* nothing can be written there */
     memset(one.secret, 2, sizeof(one.secret));
     one.from_sequence = 20;
     cr_assert_lt(ns_records_write(&names, &writes, 1, &any), 0);
     cr_assert(any);
-    cr_assert_eq(rmdir(path), 0);
+    cr_assert_eq(rmdir(path_of(1)), 0);
     reopen();
     cr_assert_arr_eq(ns_records_find(&names, one.fingerprint)->secret, one.secret,
                      sizeof(one.secret));
@@ -205,12 +198,9 @@ Test(nvme_ns_records, a_record_that_one_directory_takes)
 static bool holds(unsigned i, const uint8_t *bytes, size_t n)
 {
     static uint8_t file[64 * NVME_PAGE];
-    char path[128];
+    int fd = open(path_of(i), O_RDONLY | O_CLOEXEC);
     ssize_t got;
-    int fd;
 
-    path_make(i, path);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
     cr_assert_geq(fd, 0);
     got = read(fd, file, sizeof(file));
     close(fd);
@@ -296,16 +286,13 @@ Test(nvme_ns_records, a_damaged_record_is_passed_over_and_a_damaged_tail_written
 
 Test(nvme_ns_records, each_directory_is_enough)
 {
-    char path[128];
-
     for (unsigned i = 0; i < 6; i++)
         cr_assert_eq(keep(i, i), 0);
     damage(0, 1, "damage", 6);
     damage(1, 2, "damage", 6);
     reopen();
     cr_expect_eq(names.count, 6u);
-    path_make(0, path);
-    cr_assert_eq(unlink(path), 0);
+    cr_assert_eq(unlink(path_of(0)), 0);
     reopen();
     cr_expect_eq(names.count, 5u);
 }
@@ -313,11 +300,10 @@ Test(nvme_ns_records, each_directory_is_enough)
 /* A start removes the temporary file. A file that can't be rewritten goes on growing. */
 Test(nvme_ns_records, a_rewrite_that_fails_loses_nothing)
 {
-    char path[128], left[160];
+    char left[160];
     int fd;
 
-    path_make(0, path);
-    snprintf(left, sizeof(left), "%s.tmp", path);
+    snprintf(left, sizeof(left), "%s.tmp", path_of(0));
     for (unsigned i = 0; i < 70; i++)
         cr_assert_eq(keep(1, i), 0);
     cr_assert_eq(mkdir(left, 0700), 0);
@@ -338,23 +324,19 @@ Test(nvme_ns_records, a_rewrite_that_fails_loses_nothing)
 /* Both hold all of them afterwards, whatever else is written. */
 Test(nvme_ns_records, a_file_that_is_removed_or_cut_is_written_again)
 {
-    char path[2][128];
-
-    for (unsigned i = 0; i < 2; i++)
-        path_make(i, path[i]);
     cr_expect(ns_records_removed(&names, 0), "there has been none");
     for (unsigned i = 0; i < 6; i++)
         cr_assert_eq(keep(i, i), 0);
     cr_expect_not(ns_records_removed(&names, 0));
-    cr_assert_eq(unlink(path[0]), 0);
-    cr_assert_eq(truncate(path[1], 2 * NVME_PAGE), 0);
+    cr_assert_eq(unlink(path_of(0)), 0);
+    cr_assert_eq(truncate(path_of(1), 2 * NVME_PAGE), 0);
     cr_expect(ns_records_removed(&names, 0));
     cr_assert_eq(keep(6, 6), 0);
     for (unsigned i = 0; i < 2; i++)
         cr_expect_eq(file_pages(i), 7, "no hole in front of the new one");
-    cr_assert_eq(unlink(path[1]), 0);
+    cr_assert_eq(unlink(path_of(1)), 0);
     cr_assert_eq(ns_records_restore(&names), 0);
-    cr_assert_eq(unlink(path[0]), 0);
+    cr_assert_eq(unlink(path_of(0)), 0);
     reopen();
     for (unsigned i = 0; i < 7; i++)
         expect(i, i);
