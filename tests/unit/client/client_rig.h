@@ -168,6 +168,26 @@ FAKE_FN void rig_hold(int method)
     rig_refuse(method, 0, NULL);
 }
 
+static atomic_bool rig_go;
+
+/* A hook: the second registration of a region waits for rig_go. */
+FAKE_FN bool rig_late_region(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    (void)conn, (void)env;
+    while (method == UCM_METHOD_REGION_REGISTER && fake_count(f, method) == 2 &&
+           !atomic_load(&rig_go))
+        fake_sleep_ms(1);
+    return false;
+}
+
+/* A thread's main. */
+FAKE_FN void *rig_up_soon(void *fake)
+{
+    fake_sleep_ms(50);
+    fake_up(fake);
+    return NULL;
+}
+
 FAKE_FN void rig_restart(void)
 {
     fake_down(&rig.fake);

@@ -272,26 +272,14 @@ Test(client, unregister_can_be_asked_again)
     cr_expect_eq(ucm_region_unregister(rig.region, -1), 0);
 }
 
-static atomic_bool go;
-
-static bool register_late(struct fake *f, int conn, int method, struct proto_envelope *env)
-{
-    (void)conn;
-    (void)env;
-    if (method == UCM_METHOD_REGION_REGISTER && fake_count(f, UCM_METHOD_REGION_REGISTER) == 2)
-        while (!atomic_load(&go))
-            fake_sleep_ms(1);
-    return false;
-}
-
 Test(client, a_late_registration_is_undone)
 {
     struct ucm_region *region = NULL;
 
-    rig.fake.hook = register_late;
+    rig.fake.hook = rig_late_region;
     cr_expect_eq(rig_register(&rig, 10, &region), -UCM_EDEADLINE);
     cr_expect_null(region);
-    atomic_store(&go, true);
+    atomic_store(&rig_go, true);
     cr_expect_eq(rig_lookup(&rig, -1), 0);
     fake_await(&rig.fake, &rig.fake.count[UCM_METHOD_REGION_UNREGISTER], 1);
     cr_expect_eq(rig_lookup(&rig, -1), 0);

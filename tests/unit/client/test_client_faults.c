@@ -37,13 +37,6 @@ Test(client_absent, a_path_too_long, .timeout = 20)
     cr_expect_eq(ucm_connect(&o, 5000, &c), -UCM_EINVALID);
 }
 
-static void *up_soon(void *arg)
-{
-    fake_sleep_ms(50);
-    fake_up(arg);
-    return NULL;
-}
-
 Test(client_absent, the_daemon_starts_meanwhile, .timeout = 20)
 {
     static struct fake f;
@@ -51,7 +44,7 @@ Test(client_absent, the_daemon_starts_meanwhile, .timeout = 20)
     pthread_t t;
 
     fake_init(&f);
-    cr_assert_eq(pthread_create(&t, NULL, up_soon, &f), 0);
+    cr_assert_eq(pthread_create(&t, NULL, rig_up_soon, &f), 0);
     c = rig_connect(&f);
     pthread_join(t, NULL);
     cr_expect_eq(ucm_connection_epoch(c), 1);

@@ -54,13 +54,6 @@ Test(client_reconnect, everything_is_registered_again)
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_NS_OPEN), 5);
 }
 
-static void *up_soon(void *arg)
-{
-    fake_sleep_ms(60);
-    fake_up(arg);
-    return NULL;
-}
-
 Test(client_reconnect, a_call_waits_for_the_daemon)
 {
     pthread_t t;
@@ -68,7 +61,7 @@ Test(client_reconnect, a_call_waits_for_the_daemon)
     fake_down(&rig.fake);
     cr_expect_eq(rig_lookup(&rig, 20), -UCM_ENODAEMON);
     cr_expect_eq(rig_lookup(&rig, 0), -UCM_ENODAEMON);
-    cr_assert_eq(pthread_create(&t, NULL, up_soon, &rig.fake), 0);
+    cr_assert_eq(pthread_create(&t, NULL, rig_up_soon, &rig.fake), 0);
     cr_expect_eq(rig_lookup(&rig, -1), 0);
     pthread_join(t, NULL);
 }
@@ -155,20 +148,10 @@ Test(client_reconnect, a_region_of_a_closed_namespace_is_not_registered_in_anoth
     rig.ns = other;
 }
 
-static atomic_bool go;
-
-static bool late_regions(struct fake *f, int conn, int method, struct proto_envelope *env)
-{
-    (void)f, (void)conn, (void)env;
-    while (method == UCM_METHOD_REGION_REGISTER && !atomic_load(&go))
-        fake_sleep_ms(1);
-    return false;
-}
-
 static void *go_soon(void *arg)
 {
     fake_sleep_ms(50);
-    atomic_store(&go, true);
+    atomic_store(&rig_go, true);
     return arg;
 }
 
@@ -178,10 +161,10 @@ Test(client_reconnect, short_deadlines_make_progress)
     struct ucm_task *task = NULL;
     unsigned tries = 0;
 
-    rig.fake.hook = late_regions;
+    rig.fake.hook = rig_late_region;
     rig_restart();
     while (!task && tries++ < 1000) {
-        atomic_store(&go, tries > 4);
+        atomic_store(&rig_go, tries > 4);
         struct ucm_transfer t = {.keys = rig.keys, .blocks = rig.blocks, .n_keys = 1};
         int r = ucm_load(rig.region, &t, 10, &task);
 
@@ -198,7 +181,7 @@ Test(client_reconnect, unregister_meanwhile)
 {
     pthread_t t;
 
-    rig.fake.hook = late_regions;
+    rig.fake.hook = rig_late_region;
     rig_restart();
     cr_assert_eq(pthread_create(&t, NULL, go_soon, NULL), 0);
     cr_expect_eq(rig_lookup(&rig, -1), 0);
