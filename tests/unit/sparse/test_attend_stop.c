@@ -15,7 +15,7 @@ TestSuite(attend_stop, .fini = rig_give_back);
 struct sequence {
     struct rig_pool pool;
     struct ucm_summary_plan box, stats;
-    float *q, *query, *floats, *plain;
+    float *q, *query, *floats;
     float bound[ROWS][BLOCKS], estimate[ROWS][BLOCKS];
     int32_t blocks[BLOCKS];
     struct ucm_left bound_beyond[ROWS], estimate_beyond[ROWS];

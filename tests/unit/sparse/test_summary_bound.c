@@ -3,6 +3,7 @@
 #include "kernels/simd/isa.h"
 #include "kernels/sparse/arith.h"
 #include "kernels/sparse/sparse.h"
+#include "tests/unit/random.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -11,19 +12,9 @@
 #define TOKENS 8
 #define DIM_MAX 1024
 
-static uint64_t state = 14;
-
-static uint64_t next(void)
-{
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return state * UINT64_C(0x2545f4914f6cdd1d);
-}
-
 static double uniform(void) /* -1 to 1 */
 {
-    return (double)(int64_t)next() * 0x1p-63;
+    return (double)below(1u << 31) * 0x1p-30 - 1;
 }
 
 static float any_finite(void)
@@ -31,7 +22,7 @@ static float any_finite(void)
     float x;
 
     do
-        x = ucm_f32((uint32_t)(next() >> 32));
+        x = ucm_f32(below(UINT32_MAX));
     while (!isfinite(x));
     return x;
 }
@@ -60,13 +51,13 @@ static float value(int way, uint32_t c)
     case TINY:
         return (float)(uniform() * 1e-36);
     case DENORMAL:
-        return ucm_f32((uint32_t)(next() >> 32) & 0x8000ffffu);
+        return ucm_f32(below(UINT32_MAX) & 0x8000ffffu);
     case OUTLIER:
         return (float)uniform() * (c % 61 == 7 ? 3000.0f : 1.0f);
     case CANCELLING:
         return (c % 2 ? -1.0f : 1.0f) * (1e6f + (float)uniform());
     case INTEGERS: /* on the grid that quantising makes */
-        return (float)((int)(next() >> 56) - 128) * 0.0625f;
+        return (float)((int)below(256) - 128) * 0.0625f;
     case ONE_CHANNEL:
         return c == 3 ? (float)uniform() : 0.0f;
     default:
@@ -143,14 +134,14 @@ Test(summary_bound, box_is_not_below_a_product_that_reaches_it)
 
     plan_box(DIM_MAX, TOKENS);
     for (int round = 0; round < 300; round++) {
-        float scale = ldexpf(1.0f, (int)(next() % 200) - 100);
+        float scale = ldexpf(1.0f, (int)below(200) - 100);
 
         for (uint32_t c = 0; c < DIM_MAX; c++) {
-            float x = round % 3 == 0 ? 127.0f : (float)(1 + next() % 127);
+            float x = round % 3 == 0 ? 127.0f : (float)(1 + below(127));
 
             for (uint32_t t = 0; t < TOKENS; t++)
                 k[t * DIM_MAX + c] = x * scale;
-            q[c] = (1.0f + (float)(next() >> 41) * 0x1p-23f) / scale;
+            q[c] = (1.0f + (float)below(1u << 23) * 0x1p-23f) / scale;
         }
         k[0] = 127.0f * scale;
         cr_assert_geq((double)box_score(k, q), product(q, k, DIM_MAX));
@@ -163,13 +154,13 @@ Test(summary_bound, quantised_bounds_are_outside)
 {
     for (int round = 0; round < 300000; round++) {
         float a = fabsf(any_finite()), s = ucm_bf16_decode(ucm_scale(a, 127.0f));
-        float x = round % 2 ? (float)uniform() * a : (float)((int)(next() >> 57) - 64) * s;
+        float x = round % 2 ? (float)uniform() * a : (float)((int)below(128) - 64) * s;
         float lo, hi;
 
         if (a == 0 || fabsf(x) > a)
             continue;
         if (round % 3 == 0) /* a neighbour of a multiple of s, on either side */
-            x = fminf(nextafterf(x, next() >> 63 ? INFINITY : -INFINITY), a);
+            x = fminf(nextafterf(x, below(2) ? INFINITY : -INFINITY), a);
         lo = ucm_box_low(x, s);
         hi = ucm_box_high(x, s);
         cr_assert((double)lo * (double)s <= (double)x && (double)hi * (double)s >= (double)x);
