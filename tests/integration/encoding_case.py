@@ -190,12 +190,3 @@ class EncodingCase(Case):
         listed = engine.listed()
         return dict(IDENTITY, model=self.id(), dtype="encoded", layout=listed["layout"], layer_bytes=listed["layer_bytes"],
                     salt=listed["base_fingerprint"] + struct.pack("<Q", LAYER) + engine.reference.identity())
-
-    def spoil(self, encoded):
-        """Flips a bit of the block on NVMe."""
-        for path in [os.path.join(at, name) for at, _, names in os.walk(self.daemon.store) for name in names]:
-            with open(path, "r+b") as file:
-                at = file.read().find(encoded)
-                if at >= 0:
-                    file.seek(at + 99)
-                    file.write(bytes([encoded[99] ^ 4]))

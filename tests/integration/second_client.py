@@ -419,6 +419,19 @@ class Case(DaemonCase):
             return all(block["nvme"] == block["ready"] for block in blocks if block["complete"])
         self.until(written, "every complete block on NVMe")
 
+    def spoil(self, start, at=99):
+        """Flips a bit where these bytes lie on NVMe, `at` bytes after their start. The daemon may
+        be running."""
+        spoiled = 0
+        for path in [os.path.join(directory, name) for directory, _, names in os.walk(self.daemon.store) for name in names]:
+            with open(path, "r+b") as file:
+                data, begin = file.read(), -1
+                while (begin := data.find(start, begin + 1)) >= 0:
+                    file.seek(begin + at)
+                    file.write(bytes([data[begin + at] ^ 4]))
+                    spoiled += 1
+        self.assertGreater(spoiled, 0)
+
 
 class OwnDaemons:
     """A base class, put before Case, for tests that start daemons themselves, over a directory of

@@ -265,14 +265,7 @@ class Small(GatherCase):
         client, ns, pool, kv = self.stored()
         self.settled(client, ns)
         client.call("evict", ns=ns, tier=1)
-        spoiled = False
-        for path in [os.path.join(at, name) for at, _, names in os.walk(self.daemon.store) for name in names]:
-            with open(path, "r+b") as file:
-                if (at := file.read().find(kv[8][:512])) >= 0:
-                    file.seek(at + 99)
-                    file.write(bytes([kv[8][99] ^ 4]))
-                    spoiled = True
-        self.assertTrue(spoiled)
+        self.spoil(kv[8][:512])
         items = [(8, 1, 0), (7, 1, 1), (8, 4, 2)]
         status = pool.gather(items, keys=keys(*range(BLOCKS)))
         self.assertEqual(status, [FAILED, OK, FAILED])
