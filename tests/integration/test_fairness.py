@@ -102,9 +102,6 @@ class Tenants(Case):
         self.flood(workers, 100, lambda i: [i])
         self.check_shares("nvme", before, tenants * 25 * MIB, 4 * MIB)
 
-    def test_two_share_the_copies(self):
-        self.copies(2)
-
     def test_two_share_the_copies_of_a_busy_host(self):
         """The daemon does not take a copier that waits for a processor for one that a tenant's
         memory holds up."""
@@ -116,9 +113,6 @@ class Tenants(Case):
 
     def test_ten_share_the_copies(self):
         self.copies(10)
-
-    def test_two_share_a_disk(self):
-        self.reads(2)
 
     def test_ten_share_a_disk(self):
         self.reads(10)

@@ -165,10 +165,6 @@ class Few(Case):
         self.flooded(8, file)
 
 
-class FewMore(Few):
-    files = 4096
-
-
 class FewBefore616(Few):
     """On a kernel where descriptors come with connections that are refused, too."""
     before = OLDER_KERNEL

@@ -27,7 +27,6 @@ from daemon import Daemon, DaemonCase, until
 from ucmclient import (BlockResult, Client, CopyAgent, CopyAgentMissing, Found, Identity, MemoryKind, Memory,
                        WaitMode, Plane, SharedMemory, Status, UcmError, data_pointer)
 from ucmclient import _native, copy_agent as copy_agents, keys as chains
-from ucmclient.region import transfer
 
 SUITE_TIMEOUT_S = 280
 LAYERS, FRAGMENT, BLOCKS = 3, 8192, 32
@@ -40,6 +39,7 @@ import sys, threading
 from unittest import mock
 from ucmclient import Client, Identity, Plane, SharedMemory, Status, UcmError
 from ucmclient._native import lib
+
 
 def about_to(name, call, client):
     real, reached, closed = getattr(lib, name), threading.Event(), threading.Event()
@@ -223,14 +223,7 @@ class Blocks(Case):
             parts = operator.call("inspect", ns=number, key=key("p"))["parts"]
             return [part["part"] for part in parts if part["dram"] == "ready"]
 
-        def of(**fields):
-            return transfer(_native.lib.ucm_prefetch, ns, ns, key("p"), None, None, 0.0, **fields)
-
         self.assertEqual([prefetched(lambda: ns.prefetch(key("p"), part=part)) for part in (None, 0, 1, 2)], [[0, 1, 2], [0], [1], [2]])
-        for fields, arrive in (({"part": 1}, [1, 2]), ({"part": 0, "n_parts": 2}, [0, 1]), ({"part": 2, "n_parts": 1}, [2]), ({}, [0, 1, 2])):
-            self.assertEqual(prefetched(lambda: of(**fields)), arrive, fields)
-        for fields in ({"part": 3}, {"part": 1, "n_parts": 3}):
-            self.refused(Status.INVALID, lambda: of(**fields).wait())
         self.refused(Status.INVALID, lambda: ns.prefetch(key("p"), part=3).wait())
 
     def test_numpy_without_a_copy(self):

@@ -255,23 +255,6 @@ class Selections(Case):
             self.refused(Status.INVALID, sequence.select, 0, query())
             self.refused(Status.INVALID, len, sequence)
 
-    @unittest.skipIf(os.geteuid() != 0, "only root can become another user")
-    def test_another_tenant_finds_nothing(self):
-        worker = self.worker()
-        worker.dump()
-        with worker.summaries() as summaries, summaries.sequence(names(), build=True):
-            pid = os.fork()
-            if pid == 0:
-                found = 99
-                try:
-                    os.setuid(65534)
-                    with Client(socket=self.daemon.socket) as client, client.namespace(worker.ns.identity) as ns:
-                        with sparse.SummaryNamespace(ns, METHODS[0]) as theirs, theirs.sequence(names(), build=True) as sequence:
-                            found = len(sequence) + (theirs.fingerprint == summaries.fingerprint)
-                finally:
-                    os._exit(found)
-            self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
-
     def test_a_sequence_that_is_not_used_ends_and_is_opened_again(self):
         worker = self.worker()
         worker.dump()

@@ -349,13 +349,6 @@ class WithDaemon(unittest.TestCase):
         self.assertIn("purged", out)
         self.wait_gone(ns["ns"], 0)
 
-    def test_purge_takes_pinned_blocks_too(self):
-        ns = self.filled()["ns"]
-        self.run_ctl("pin", ns)
-        self.run_ctl("purge", ns, "--yes")
-        self.wait_gone(ns, 0)
-        self.assertEqual(self.run_ctl("ls", ns).stdout, "no blocks\n")
-
     def test_verify_finds_nothing_wrong_with_what_is_sound(self):
         ns = self.filled()
         self.wait_written(ns["ns"])

@@ -8,8 +8,9 @@
 #include <limits.h>
 
 #define BYTES 3000u
-#define FILES 8u  /* that are there */
-#define OP_MS 60u /* an operation that takes longer is taken back, as a root would */
+#define BUFFER_BYTES (1u << 20) /* small, because each start makes all its pages */
+#define FILES 8u                /* that are there */
+#define OP_MS 60u               /* an operation that takes longer is taken back, as a root would */
 
 static struct shared_backend *beside; /* a directory, on the same loop */
 
@@ -17,6 +18,7 @@ static void begin(struct contract *c)
 {
     nfs_rig_relay_begin(c);
     nfs_rig_process.patience_ms = 1000;
+    nfs_rig_process.buffer_bytes = BUFFER_BYTES;
     log_set_level(LOG_ERROR);
 }
 
@@ -51,6 +53,7 @@ static void beside_open(struct contract *c)
     snprintf(directory, sizeof(directory), "%s/beside", nfs_rig_server.directory);
     cr_assert(mkdir(directory, 0700) == 0 || errno == EEXIST);
     shared_directory_process(&process, directory);
+    process.buffer_bytes = BUFFER_BYTES;
     cr_assert_eq(shared_process.open(&config, &beside), 0);
 }
 
