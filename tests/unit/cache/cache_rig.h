@@ -158,6 +158,12 @@ static inline bool fake_reclaim(struct tier *t, uint64_t loc)
     return true;
 }
 
+/* The tier finds that the part at `loc` is damaged. */
+static inline void fake_lose(struct tier *t, uint64_t loc)
+{
+    t->callbacks.lost_cb(t->callbacks.ctx, t->place[loc - 1].owner, loc);
+}
+
 /* ---- the rig ---- */
 
 /* 8 slots of the parts of `one`, 16 of those of `two`. */

@@ -152,51 +152,25 @@ Test(cache_durable, a_namespace_whose_name_is_in_doubt_is_named_first)
     expect_kept_by_sync(&p, ref);
 }
 
-/* Parts that were stored since the first try count, too. */
-Test(cache_durable, a_name_that_could_not_be_kept_is_tried_again)
-{
-    block_ref ref = store_both(1);
-    struct promise p;
-
-    rig.one->record = NS_RECORD_NONE;
-    promise(&p, ref);
-    rig.tier.naming->from_sequence = 77; /* as the tier does */
-    rig.tier.naming->done_cb(rig.tier.naming, -ENOSPC);
-    iterate();
-    cr_expect_eq(p.status, -EIO);
-    p = (struct promise){.d.done_cb = promise_cb, .status = NOT_YET};
-    cr_expect_eq(cache_durable(rig.cache, &p.d, ref, 0), -EIO, "not at once");
-    backoff_reset(&rig.cache->records.retry);
-    promise(&p, ref);
-    cr_expect_eq(rig.tier.naming->from_sequence, 77u);
-    rig.tier.naming->done_cb(rig.tier.naming, 0);
-    iterate();
-    expect_kept_by_sync(&p, ref);
-}
-
 /* ---- copies that are found bad while nobody asks ---- */
 
 Test(cache_durable, what_the_tier_has_lost_is_written_again_from_dram)
 {
     block_ref ref = store_both(1);
-    struct tier *t = &rig.tier;
-    const struct place *p = &t->place[loc_of(ref) - 1];
 
-    t->callbacks.lost_cb(t->callbacks.ctx, p->owner, loc_of(ref));
-    cr_expect_eq(t->forgets, 1u);
+    fake_lose(&rig.tier, loc_of(ref));
+    cr_expect_eq(rig.tier.forgets, 1u);
     expect_written_again(ref);
 }
 
 Test(cache_durable, of_what_lay_nowhere_else_nothing_is_written)
 {
     block_ref ref = store_below(rig.one, 1);
-    struct tier *t = &rig.tier;
-    const struct place *p = &t->place[loc_of(ref) - 1];
 
     drop(ref);
-    t->callbacks.lost_cb(t->callbacks.ctx, p->owner, loc_of(ref));
+    fake_lose(&rig.tier, loc_of(ref));
     iterate();
-    cr_expect_eq(t->n_pending, 0u);
+    cr_expect_eq(rig.tier.n_pending, 0u);
     cr_expect_eq(find(rig.one, 1), 0u);
 }
 

@@ -46,16 +46,13 @@ Test(pressure, a_daemon_that_stops_writes_nothing_and_keeps_nobody_waiting)
 Test(pressure, of_a_block_that_is_written_again_only_what_is_missing_counts)
 {
     block_ref ref = store(rig.two, 1);
-    struct tier *t = &rig.tier;
     const struct part *part = block_of(ref)->part;
 
     tier_drain();
-    t->refuse = -EROFS;
-    t->refuse_n = 1;
-    t->callbacks.lost_cb(t->callbacks.ctx, t->place[part_loc(&part[0]) - 1].owner,
-                         part_loc(&part[0]));
+    tier_refuses(-EROFS, 1);
+    fake_lose(&rig.tier, part_loc(&part[0]));
     iterate();
-    cr_expect_eq(t->refuse_n, 0u);
+    cr_expect_eq(rig.tier.refuse_n, 0u);
     cr_expect_eq(part[1].nvme, PART_NVME_READY);
     cr_expect_eq(rig.metrics.nvme_write_dropped, 1u);
     drop(ref);

@@ -199,6 +199,22 @@ static inline void result_of(uint32_t msgid, const struct proto_message *m, void
     proto_envelope_close(&env);
 }
 
+/* A result has just these statuses of n blocks. */
+static inline bool statuses(uint32_t msgid, uint32_t n, ...)
+{
+    struct msg_blocks_r r;
+    va_list args;
+    bool same = true;
+
+    result_of(msgid, &proto_blocks_r, &r);
+    cr_assert_eq(r.status.n, n);
+    va_start(args, n);
+    for (uint32_t i = 0; i < n; i++)
+        same = same && r.status.p[i] == va_arg(args, int);
+    va_end(args);
+    return same;
+}
+
 /* ---- keys ---- */
 
 #define KEYS_MAX 64

@@ -82,21 +82,6 @@ static inline uint32_t build(uint64_t first, uint32_t n)
     return call(UCM_METHOD_SUMMARY_BUILD, &proto_summary_build, &m);
 }
 
-static inline bool statuses(uint32_t msgid, uint32_t n, ...)
-{
-    struct msg_blocks_r r;
-    va_list args;
-    bool same = true;
-
-    result_of(msgid, &proto_blocks_r, &r);
-    cr_assert_eq(r.status.n, n);
-    va_start(args, n);
-    for (uint32_t i = 0; i < n; i++)
-        same = same && r.status.p[i] == va_arg(args, int);
-    va_end(args);
-    return same;
-}
-
 static inline uint32_t open_sequence(void)
 {
     struct msg_sequence_open m = {.ns = derived->id};

@@ -174,14 +174,11 @@ Test(request, a_full_device_makes_no_block_miss)
 Test(request, what_waits_for_a_full_device_can_be_cancelled)
 {
     uint32_t id = load_many(store_many());
-    struct msg_blocks_r r;
 
     gpu.full = true;
     read_all();
     call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = id});
-    result_of(id, &proto_blocks_r, &r);
-    cr_expect_eq(r.status.p[MANY - 1], UCM_BLOCK_CANCELLED);
-    cr_expect_eq(r.status.p[0], UCM_BLOCK_CANCELLED);
+    cr_expect_eq(answered_with(id, UCM_BLOCK_CANCELLED), (uint32_t)MANY);
 }
 
 Test(request, a_dump_opens_its_blocks_in_turns)
@@ -544,7 +541,6 @@ Test(request, a_part_longer_than_an_slab_has_no_room)
 Test(request, a_prefetch_finds_room_for_what_is_in_dram)
 {
     struct msg_prefetch m = {.ns = rig.one->id};
-    struct msg_blocks_r r;
     uint32_t id;
 
     shared_refuses(-EROFS, 7);
@@ -558,6 +554,6 @@ Test(request, a_prefetch_finds_room_for_what_is_in_dram)
     m.keys = chain(1, 7);
     id = call(UCM_METHOD_PREFETCH, &proto_prefetch, &m);
     cr_expect_eq(answered_with(id, UCM_BLOCK_OK), 6u);
-    result_of(id, &proto_blocks_r, &r);
-    cr_expect_eq(r.status.p[4], UCM_BLOCK_NO_ROOM);
+    cr_expect(statuses(id, 7, UCM_BLOCK_OK, UCM_BLOCK_OK, UCM_BLOCK_OK, UCM_BLOCK_OK,
+                       UCM_BLOCK_NO_ROOM, UCM_BLOCK_OK, UCM_BLOCK_OK));
 }

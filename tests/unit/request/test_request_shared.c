@@ -5,15 +5,22 @@
 
 TestSuite(request_shared, .init = open_door, .fini = close_door);
 
-static uint32_t lookup(uint64_t first, uint32_t n, bool per_key, uint32_t lease_ms)
+static uint32_t lookup_as(uint64_t wait_mode, uint64_t first, uint32_t n, bool per_key,
+                          uint32_t lease_ms)
 {
     struct msg_lookup m = {.ns = rig.one->id,
                            .keys = chain(first, n),
                            .per_key = per_key,
                            .lease_ms = lease_ms,
-                           .shared = true};
+                           .shared = true,
+                           .wait_mode = wait_mode};
 
     return call(UCM_METHOD_LOOKUP, &proto_lookup, &m);
+}
+
+static uint32_t lookup(uint64_t first, uint32_t n, bool per_key, uint32_t lease_ms)
+{
+    return lookup_as(UCM_LOOKUP_WAIT, first, n, per_key, lease_ms);
 }
 
 /* The shared tier answers: the first n keys that it was asked for are there. */
@@ -159,14 +166,7 @@ Test(request_shared, where_not_all_have_room_the_head_of_the_chain_stays)
 
 static struct msg_lookup_r look(uint64_t wait_mode, uint64_t first, uint32_t n, bool per_key)
 {
-    struct msg_lookup m = {.ns = rig.one->id,
-                           .keys = chain(first, n),
-                           .per_key = per_key,
-                           .lease_ms = 60000,
-                           .shared = true,
-                           .wait_mode = wait_mode};
-
-    return lookup_result(call(UCM_METHOD_LOOKUP, &proto_lookup, &m));
+    return lookup_result(lookup_as(wait_mode, first, n, per_key, 60000));
 }
 
 Test(request_shared, what_the_client_has_had_holds_for_shared_negative)
@@ -266,11 +266,9 @@ Test(request_shared, a_prefetch_that_is_stopped_while_it_asks_moves_nothing)
 {
     struct msg_prefetch m = {.ns = rig.one->id, .keys = chain(1, 2)};
     uint32_t id = call(UCM_METHOD_PREFETCH, &proto_prefetch, &m);
-    struct msg_blocks_r r;
 
     call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = id});
-    result_of(id, &proto_blocks_r, &r);
-    cr_expect(r.status.p[0] == UCM_BLOCK_CANCELLED && r.status.p[1] == UCM_BLOCK_CANCELLED);
+    cr_expect(statuses(id, 2, UCM_BLOCK_CANCELLED, UCM_BLOCK_CANCELLED));
     cr_expect_null(shared.lookup);
 }
 

@@ -150,28 +150,6 @@ Test(summaries, builds_end_with_the_daemon)
     cr_expect_not(cache_found(rig.cache, find(derived, 1)));
 }
 
-/* ---- sequences ---- */
-
-Test(summaries, nobody_waits_for_the_end_of_a_hold)
-{
-    uint32_t name = open_sequence();
-    struct asker a;
-
-    store_all(rig.one, 1, 2);
-    build(1, 2);
-    work();
-    cr_expect_eq(appended(append(name, 1, 2, false)).summaries, 2u);
-    written();
-    cr_expect_eq(rig.cache->users, 0u);
-    ask(&a);
-    cr_expect_not(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
-    cr_expect_eq(cache_evict(rig.cache, find(derived, 1), CACHE_DRAM), CACHE_EVICT_LATER,
-                 "it stays in DRAM");
-    cr_expect_eq(answer_code(close_sequence(name)), 0);
-    cr_expect_eq(rig.cache->users, 0u);
-    cr_expect_eq(cache_evict(rig.cache, find(derived, 1), CACHE_DRAM), CACHE_EVICT_DONE);
-}
-
 /* ---- tenants ---- */
 
 /* Bases of two tenants with layers of 2,048 bytes, whose stored blocks get summaries. */
