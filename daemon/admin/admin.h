@@ -5,6 +5,7 @@
 #ifndef UCMD_ADMIN_ADMIN_H
 #define UCMD_ADMIN_ADMIN_H
 
+#include "daemon/base/log.h"
 #include "daemon/features.h"
 #include "daemon/observe/drops.h"
 #include "daemon/observe/snapshot.h"
@@ -54,8 +55,10 @@ void bypass_pack(msgpack_packer *pk, const struct requests *rq, const struct pee
 /* audit.c */
 void audits_close(struct requests *rq); /* tells of the lines that were held back */
 /* Writes the line of a method that changed something: its caller, and what `format` says. */
-void audit(const struct session *s, enum ucm_method method, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+#define audit(s, method, format, ...)                                                              \
+    log_audit(proto_methods[method].name.p, "uid=%u gid=%u pid=%d tenant=%s " format,              \
+              (unsigned)(s)->peer.uid, (unsigned)(s)->peer.gid, (int)(s)->peer.pid,                \
+              (s)->peer.tenant, __VA_ARGS__)
 struct audit_blocks {
     const char *tier;
     uint32_t keys; /* 0: the whole namespace */

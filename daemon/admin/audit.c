@@ -1,26 +1,9 @@
 /* Audit lines: which peer changed what, and how much. Every method that changes stored blocks or
  * the daemon for others writes one line for each call that changed something or began to. */
 #include "daemon/admin/admin.h"
-#include "daemon/base/log.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-/* Tenants' names hold nothing that must be escaped. */
-void audit(const struct session *s, enum ucm_method method, const char *format, ...)
-{
-    const struct peer *peer = &s->peer;
-    char what[768];
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(what, sizeof(what), format, args);
-    va_end(args);
-    log_audit(proto_methods[method].name.p, "uid=%u gid=%u pid=%d tenant=%s%s%s",
-              (unsigned)peer->uid, (unsigned)peer->gid, (int)peer->pid, peer->tenant,
-              what[0] ? " " : "", what);
-}
 
 #define LINE_MS 100     /* a tenant's lines: one so often in the long run, */
 #define BURST_LINES 100 /* and so many in one go */
@@ -110,7 +93,7 @@ void audit_blocks(const struct session *s, enum ucm_method method, const struct 
                   const struct audit_blocks *a)
 {
     const struct msg_count_r *r = a->result;
-    char model[256], keys[24] = "all";
+    char keys[24] = "all";
 
     if (held(s, a))
         return;
@@ -121,5 +104,5 @@ void audit_blocks(const struct session *s, enum ucm_method method, const struct 
           "model=\"%s\"",
           ns->id, a->tier, keys, (unsigned long long)r->blocks, (unsigned long long)r->busy,
           (unsigned long long)r->missing, a->code ? ucm_error_name(a->code) : "OK",
-          ns->identity.tenant, log_escape(ns->identity.model, model, sizeof(model)));
+          ns->identity.tenant, ns->identity.model);
 }

@@ -1,17 +1,8 @@
 /* config.get and config.reload: what operators see and change of the daemon itself. */
 #include "daemon/admin/admin.h"
-#include "daemon/base/log.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-
-static void refused_audit(const struct session *s, const struct config_error *refused)
-{
-    char why[400];
-
-    audit(s, UCM_METHOD_CONFIG_RELOAD, "result=refused reason=\"%s\"",
-          log_escape(refused->text, why, sizeof(why)));
-}
 
 static void reload_audit(const struct session *s, const struct config_changes *changes)
 {
@@ -94,7 +85,7 @@ int method_config_reload(struct call *call)
         call_map_begin(call, &pb);
         pack_taken(&pb.pk, changes);
     } else {
-        refused_audit(call->s, &e);
+        audit(call->s, call->method, "result=refused reason=\"%s\"", e.text);
         call_map_begin(call, &pb);
         pack_refused(&pb.pk, &e);
     }

@@ -440,16 +440,3 @@ void log_audit(const char *event, const char *format, ...)
     line_log(LOG_INFO, "audit", event, 0, format, &args);
     va_end(args.list);
 }
-
-const char *log_escape(const char *text, char *out, size_t size)
-{
-    size_t n = 0;
-
-    for (; *text && n + 2 < size; text++) {
-        if (*text == '"' || *text == '\\')
-            out[n++] = '\\';
-        out[n++] = *text;
-    }
-    out[n] = '\0';
-    return out;
-}

@@ -36,10 +36,6 @@ void log_line(struct log_site *site, enum log_level level, const char *module, c
 /* "info audit EVENT key=value ...": what somebody changed, whatever the level is; never held back
  * here. */
 void log_audit(const char *event, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* For a text that is formatted before it gets here, as audit() does it: a value that may hold
- * anything, fit to stand between two '"': with '\\' before '"' and '\\', cut to fit. Returns
- * out. */
-const char *log_escape(const char *text, char *out, size_t size);
 
 #define LOG_AT(level, module, event, ...)                                                          \
     do {                                                                                           \

@@ -110,15 +110,15 @@ int method_encryption_key_list(struct call *call)
 int method_encryption_key_reload(struct call *call)
 {
     const struct msg_key_reload *m = &call->params.key_reload;
-    char tenant[UCM_MAX_NAME_BYTES + 1], shown[4 * UCM_MAX_NAME_BYTES];
+    char tenant[UCM_MAX_NAME_BYTES + 1];
     int rc;
 
     if (!call_operator(call))
         return -call->error.code;
     snprintf(tenant, sizeof(tenant), "%.*s", (int)m->tenant.n, m->tenant.p);
     rc = encryption_reload(call->s->rq->modules.encryption, tenant[0] ? tenant : NULL);
-    audit(call->s, UCM_METHOD_ENCRYPTION_KEY_RELOAD, "tenant=\"%s\" sources=%d",
-          log_escape(tenant, shown, sizeof(shown)), rc < 0 ? 0 : rc);
+    audit(call->s, UCM_METHOD_ENCRYPTION_KEY_RELOAD, "tenant=\"%s\" sources=%d", tenant,
+          rc < 0 ? 0 : rc);
     if (rc < 0)
         return ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND, "encryption.tenants has no \"%s\"",
                              tenant);

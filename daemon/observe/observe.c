@@ -101,10 +101,7 @@ static const char *hint(int rc)
 
 static void say_none(const char *key, const struct ucm_error *e, int rc)
 {
-    char why[2 * sizeof(e->text)];
-
-    log_warn("http", "no-listener", "key=%s reason=\"%s%s\"", key,
-             log_escape(e->text, why, sizeof(why)), hint(rc));
+    log_warn("http", "no-listener", "key=%s reason=\"%s%s\"", key, e->text, hint(rc));
 }
 
 /* Everything that can be listened on; the number of them. */
