@@ -101,6 +101,19 @@ static inline void await(enum arena_granted_event event, unsigned n)
     iterate();
 }
 
+/* Waits for the first slab that is granted. */
+static inline void move_granted(struct mover *mv, block_ref ref)
+{
+    cr_assert_eq(move(mv, ref, 0), CACHE_PENDING);
+    await(GRANTED_READY, 1);
+}
+
+static inline void move_ended(const struct mover *mv, int status)
+{
+    cr_assert_eq(mv->calls, 1);
+    cr_assert_eq(mv->status, status);
+}
+
 /* Moves an otherwise unused part of a block in DRAM. The mover has a reference. */
 static inline struct grant_place moved(block_ref ref, uint32_t part)
 {
@@ -112,8 +125,7 @@ static inline struct grant_place moved(block_ref ref, uint32_t part)
     if (n_copies == 0)
         await(GRANTED_READY, ready + 1);
     copy_next();
-    cr_assert_eq(mv.calls, 1);
-    cr_assert_eq(mv.status, 0);
+    move_ended(&mv, 0);
     cr_expect(mv.m.copied);
     cr_expect_not(mv.m.read);
     cr_assert(mapping_place(&relocations, ref, part, &place));

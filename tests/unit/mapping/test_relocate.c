@@ -45,8 +45,7 @@ Test(relocate, it_waits_for_other_users)
     struct mover mv;
 
     cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_READY);
-    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    await(GRANTED_READY, 1);
+    move_granted(&mv, ref);
     copy_next();
     iterate();
     cr_expect_eq(mv.calls, 0);
@@ -56,8 +55,7 @@ Test(relocate, it_waits_for_other_users)
     cache_put(rig.cache, ref, 0);
     cr_expect_eq(mv.calls, 0, "not inside the call");
     iterate();
-    cr_expect_eq(mv.calls, 1);
-    cr_expect_eq(mv.status, 0);
+    move_ended(&mv, 0);
     cr_expect(mapping_place(&relocations, ref, 0, &place));
     cr_expect(marks_right(ref, 0));
     cr_expect_eq(arena_bytes_used(rig.arena), 0u);
@@ -71,8 +69,7 @@ Test(relocate, a_hold_keeps_it_where_it_is)
     struct mover mv;
 
     cr_assert_eq(cache_ref_ready(rig.cache, &ref, 1, 0, 1, &memory), 1u);
-    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    await(GRANTED_READY, 1);
+    move_granted(&mv, ref);
     copy_next();
     for (int i = 0; i < 5; i++)
         iterate();
@@ -138,8 +135,7 @@ Test(relocate, nobody_waits_any_more)
     cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
     iterate();
     copy_next();
-    cr_expect_eq(mv.calls, 1);
-    cr_expect_eq(mv.status, 0);
+    move_ended(&mv, 0);
     put_and_drop(ref, 0);
 }
 
@@ -148,15 +144,13 @@ Test(relocate, evicted_by_name_meanwhile)
     block_ref ref = stored(rig.one, 1);
     struct mover mv, late;
 
-    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    await(GRANTED_READY, 1);
+    move_granted(&mv, ref);
     cr_assert_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
     cr_expect_eq(move(&late, ref, 0), -ENOENT);
     iterate();
     cr_expect_eq(mv.calls, 0, "the copy is under way");
     copy_next();
-    cr_expect_eq(mv.calls, 1);
-    cr_expect_eq(mv.status, -ENOENT);
+    move_ended(&mv, -ENOENT);
     drop(ref);
     expect_nothing_held();
     cr_expect_eq(grant_used_bytes(rig.arena), 0u);
@@ -190,8 +184,7 @@ Test(relocate, read_straight_into_the_mapping)
     cr_assert_eq(rig.tier.n_pending, 1u);
     cr_expect_eq(arena_bytes_used(rig.arena), 0u);
     fake_next(&rig.tier, 0);
-    cr_expect_eq(mv.calls, 1);
-    cr_expect_eq(mv.status, 0);
+    move_ended(&mv, 0);
     cr_expect(mv.m.read);
     cr_expect_not(mv.m.copied);
     cr_expect(marks_right(ref, 0));
@@ -230,8 +223,7 @@ Test(relocate, somebody_else_reads_it_elsewhere)
     cr_expect_eq(mv.calls, 0);
     cache_put(rig.cache, ref, 0); /* the reader's */
     iterate();
-    cr_expect_eq(mv.calls, 1);
-    cr_expect_eq(mv.status, 0);
+    move_ended(&mv, 0);
     cr_expect_not(mv.m.read);
     cr_expect(mv.m.copied);
     put_and_drop(ref, 0);
@@ -242,11 +234,9 @@ Test(relocate, a_read_that_fails)
     block_ref ref = store_below(rig.one, 1);
     struct mover mv;
 
-    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    await(GRANTED_READY, 1);
+    move_granted(&mv, ref);
     fake_next(&rig.tier, -EIO);
-    cr_expect_eq(mv.calls, 1);
-    cr_expect_eq(mv.status, -EIO);
+    move_ended(&mv, -EIO);
     cr_expect_eq(grant_used_bytes(rig.arena), 0u);
     drop(ref);
     expect_nothing_held();
@@ -257,8 +247,7 @@ Test(relocate, a_read_that_nobody_waits_for)
     block_ref ref = store_below(rig.one, 1);
     struct mover mv;
 
-    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
-    await(GRANTED_READY, 1);
+    move_granted(&mv, ref);
     mapping_move_cancel(&relocations, &mv.m);
     iterate();
     cr_expect_eq(cache_moves(rig.cache), 0u);

@@ -51,6 +51,7 @@ struct rig {
     bool recovers; /* each part that is found has its order then */
 };
 static struct rig rig;
+static unsigned rig_queue_depth = 16; /* set before rig_init */
 
 static inline bool rig_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
 {
@@ -163,7 +164,7 @@ static inline void rig_init(unsigned files, uint64_t size, uint64_t segment, enu
     rig.config.nvme_paths = (struct config_list){.item = rig.items, .n = files};
     rig.config.nvme_size = size;
     rig.config.nvme_segment = segment;
-    rig.config.nvme_queue_depth = 16;
+    rig.config.nvme_queue_depth = rig_queue_depth;
     rig.config.nvme_io = io;
     rig.config.nvme_threads = 4;
     rig.config.nvme_write_queue_size = 1024 * MIB;

@@ -21,10 +21,8 @@ Test(nvme, round_trip)
 
     BOTH_ENGINES(io)
     {
-        rig_init(1, 1 * MIB + 64 * 4 * MIB, 4 * MIB, io);
-        rig.config.nvme_queue_depth = 4; /* the queue is much deeper than that */
-        rig_open();
-        rig_memory(n, 10 * 32768);
+        rig_queue_depth = 4; /* the queue is much deeper than that */
+        rig_start(1, 1 * MIB + 64 * 4 * MIB, 4 * MIB, io, n, 10 * 32768);
         for (unsigned i = 0; i < n; i++)
             cr_assert_eq(part_write(i, round_trip_bytes(i)), 0);
         rig_run();
@@ -262,10 +260,8 @@ Test(nvme, bounds_are_kept)
  */
 Test(nvme, urgent_reads_go_first)
 {
-    rig_init(1, 33 * MIB, 4 * MIB, CONFIG_IO_AUTO);
-    rig.config.nvme_queue_depth = 1;
-    rig_open();
-    rig_memory(40, 16384);
+    rig_queue_depth = 1;
+    rig_start(1, 33 * MIB, 4 * MIB, CONFIG_IO_AUTO, 40, 16384);
     cr_assert_eq(rig_write(0, 40, 16384), 40);
     rig.done = 0;
     for (unsigned i = 0; i < 40; i++)
@@ -302,10 +298,8 @@ Test(nvme, tenants_share_a_disk_by_their_weights)
     const unsigned half = 1500;
     unsigned last = 0, had;
 
-    rig_init(1, 129 * MIB, 4 * MIB, CONFIG_IO_AUTO);
-    rig.config.nvme_queue_depth = 1;
-    rig_open();
-    rig_memory(2 * half, 16384);
+    rig_queue_depth = 1;
+    rig_start(1, 129 * MIB, 4 * MIB, CONFIG_IO_AUTO, 2 * half, 16384);
     cr_assert_eq(rig_write(0, 2 * half, 16384), 2 * half);
     rig.done = 0;
     read_as(0, half, 1, 100);

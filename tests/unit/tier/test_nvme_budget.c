@@ -133,10 +133,8 @@ static void read_first(bool small)
 
 Test(nvme_budget, a_disk_that_a_small_request_reads_has_few_writes)
 {
-    rig_init(1, 129 * MIB, 4 * MIB, CONFIG_IO_URING);
-    rig.config.nvme_queue_depth = 128;
-    rig_open();
-    rig_memory(1 + WRITES + NARROW_WRITES + WRITES, 8192);
+    rig_queue_depth = 128;
+    rig_start(1, 129 * MIB, 4 * MIB, CONFIG_IO_URING, 1 + WRITES + NARROW_WRITES + WRITES, 8192);
     open_segment();
     cr_expect_eq(most_writes(1, WRITES), WIDE_MAX, "nothing was read yet");
     read_first(true);
@@ -153,10 +151,8 @@ Test(nvme_budget, and_small_ones)
     static const unsigned merged[] = {4, 1};
 
     for (unsigned k = 0; k < 2; k++) {
-        rig_init(1, 65 * MIB, 16 * MIB, CONFIG_IO_URING);
-        rig.config.nvme_queue_depth = 128;
-        rig_open();
-        rig_memory(17, MIB);
+        rig_queue_depth = 128;
+        rig_start(1, 65 * MIB, 16 * MIB, CONFIG_IO_URING, 17, MIB);
         cr_assert_eq(rig_write(0, 1, sizes[k]), 1u);
         read_first(true);
         watched_writes(1, 16, sizes[k], sizes[k]);
@@ -168,10 +164,8 @@ Test(nvme_budget, and_small_ones)
 
 Test(nvme_budget, large_requests_do_not_hold_up_writes)
 {
-    rig_init(1, 33 * MIB, 4 * MIB, CONFIG_IO_URING);
-    rig.config.nvme_queue_depth = 128;
-    rig_open();
-    rig_memory(1 + 2 * WRITES, 8192);
+    rig_queue_depth = 128;
+    rig_start(1, 33 * MIB, 4 * MIB, CONFIG_IO_URING, 1 + 2 * WRITES, 8192);
     open_segment();
     cr_assert_eq(most_writes(1, WRITES), WIDE_MAX);
     read_first(false);

@@ -75,10 +75,8 @@ Test(nvme_layers, many_at_once)
     static const uint64_t layer_bytes[] = {4096, 65536, 600, 32768, 12345};
     unsigned n = 100;
 
-    rig_init(2, 33 * MIB, 1 * MIB, CONFIG_IO_AUTO);
-    rig.config.nvme_queue_depth = 3;
-    rig_open();
-    rig_memory(n, 4 * 65536 + 3 * NVME_PAGE);
+    rig_queue_depth = 3;
+    rig_start(2, 33 * MIB, 1 * MIB, CONFIG_IO_AUTO, n, 4 * 65536 + 3 * NVME_PAGE);
     for (unsigned i = 0; i < n; i++) {
         rig.parts[i].io.layer_bytes = layer_bytes[i % 5];
         cr_assert_eq(part_write(i, 4 * layer_bytes[i % 5]), 0);
