@@ -50,21 +50,6 @@ Test(cache, a_read_that_fails_is_a_miss_for_all_and_for_ever)
     }
 }
 
-Test(cache, all_who_waited_are_gone_when_the_read_ends)
-{
-    block_ref ref = store_below(rig.one, 1);
-    struct waiter w = {0};
-
-    cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
-    cache_get_cancel(rig.cache, &w.w);
-    drop(ref);
-    fake_next(&rig.tier, 0);
-    cr_expect_eq(w.calls, 0);
-    cr_expect(cache_in_dram(rig.cache, ref));
-    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_DONE);
-    expect_nothing_held();
-}
-
 /* The callback of the first makes it end the second's wait: the second must not be left a reference. */
 Test(cache, a_waiter_that_cancels_the_next)
 {
@@ -96,22 +81,6 @@ Test(cache, evicted_while_it_is_read)
     cr_expect_eq(index_blocks(rig.index), 1u);
     cache_put(rig.cache, ref, 0);
     expect_nothing_held();
-}
-
-Test(cache, a_full_queue_of_the_tier_is_busy_and_holds_nothing)
-{
-    block_ref ref = store_below(rig.one, 1);
-    struct waiter w = {0};
-    uint64_t used = arena_bytes_used(rig.arena);
-    uint32_t leases = block_of(ref)->leases;
-
-    tier_refuses(-EAGAIN, 1);
-    cr_expect_eq(get(&w, ref, 0), -EAGAIN);
-    cr_expect_eq(arena_bytes_used(rig.arena), used);
-    cr_expect_eq(block_of(ref)->leases, leases);
-    cr_expect_eq(get(&w, ref, 0), CACHE_PENDING);
-    fake_next(&rig.tier, 0);
-    put_and_drop(ref, 0);
 }
 
 /* ---- writes ---- */
@@ -314,30 +283,6 @@ Test(cache, the_tier_may_not_drop_what_is_leased_pinned_or_read)
     cr_expect_not(fake_reclaim(&rig.tier, loc), "pinned");
     cr_assert(cache_pin(rig.cache, ref, false));
     cr_expect(fake_reclaim(&rig.tier, loc));
-    expect_nothing_held();
-}
-
-Test(cache, what_lies_in_dram_as_well_survives_the_tier)
-{
-    block_ref ref = store(rig.one, 1);
-
-    iterate();
-    fake_next(&rig.tier, 0);
-    cr_expect(fake_reclaim(&rig.tier, part_loc(&block_of(ref)->part[0])), "leased, but in DRAM");
-    cr_expect(cache_found(rig.cache, ref));
-    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_LATER, "the only copy");
-    drop(ref);
-}
-
-Test(cache, a_part_that_goes_takes_its_siblings_along)
-{
-    block_ref ref = store_below(rig.two, 1);
-    uint64_t loc = part_loc(&block_of(ref)->part[1]);
-    unsigned before = rig.tier.forgets;
-
-    drop(ref);
-    cr_expect(fake_reclaim(&rig.tier, loc));
-    cr_expect_eq(rig.tier.forgets, before + 1);
     expect_nothing_held();
 }
 

@@ -269,7 +269,8 @@ Test(pressure, room_that_writes_are_about_to_make_is_waited_for)
 
 Test(pressure, who_waits_for_writes_that_do_not_begin_is_told)
 {
-    block_ref refs[8];
+    struct pending_write *f;
+    block_ref refs[8], ninth;
     struct asker a;
 
     tier_refuses(-EAGAIN, 1000);
@@ -281,6 +282,10 @@ Test(pressure, who_waits_for_writes_that_do_not_begin_is_told)
         iterate();
     cr_expect_eq(a.calls, 1);
     cr_expect_not(cache_wait_for(rig.cache, &a.r, WAIT_SLOT), "nothing is under way");
+    ninth = open_block(rig.one, 100);
+    cr_expect_eq(claim(ninth, 0, 0, 1, &f), -EBUSY, "all is leased");
+    cr_expect_eq(rig.metrics.arena_full, 1u);
+    drop(ninth);
     rig.tier.refuse_n = 0;
     drop_all(refs, 8);
 }

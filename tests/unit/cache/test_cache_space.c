@@ -6,28 +6,6 @@ TestSuite(cache_space, .init = rig_open, .fini = rig_close);
 
 /* ---- space ---- */
 
-Test(cache_space, nobody_waits_where_nothing_is_under_way)
-{
-    struct pending_write *f;
-    block_ref ref[8], more;
-    struct asker a;
-
-    ask(&a);
-    for (uint64_t i = 0; i < 8; i++)
-        ref[i] = store(rig.one, i);
-    cache_stop_writing(rig.cache);
-    more = open_block(rig.one, 100);
-    cr_expect_eq(claim(more, 0, 0, 1, &f), -EBUSY, "all is leased");
-    cr_expect_eq(rig.metrics.arena_full, 1u);
-    cr_expect_not(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
-    drop(ref[0]);
-    cr_expect_eq(claim(more, 0, 0, 1, &f), 0);
-    pending_write_done(rig.cache, f, 1, false);
-    for (int i = 1; i < 8; i++)
-        drop(ref[i]);
-    drop(more);
-}
-
 Test(cache_space, who_waits_is_woken_later_and_all_of_them)
 {
     struct asker a[3];

@@ -293,19 +293,3 @@ Test(index_ns, an_identity_has_a_form)
     salt[UCM_FINGERPRINT_BYTES] ^= 1; /* with other layers */
     cr_assert_null(ns_codec(open_ns(&other)));
 }
-
-Test(index_ns, a_restored_one_has_it_too)
-{
-    struct ns_encoded_memory memory;
-    struct ns_identity id, raw = identity();
-    struct ns *restored = NULL;
-    struct codec encoded;
-    struct left left;
-
-    ns_encoded_identity(open_ns(&raw), &fp8, &memory, &id);
-    encoded = *ns_codec(open_ns(&id));
-    left = left_of(&id);
-    index_again(100, 4096);
-    cr_assert_eq(restore(&left, &restored), 0);
-    cr_assert(codec_same(ns_codec(restored), &encoded));
-}

@@ -63,13 +63,6 @@ static void bursts(uint32_t blocks)
             refer(next - k * APART, k);
 }
 
-Test(learner, starts_as_lru)
-{
-    for (uint32_t u = 0; u < USES_CLASSES; u++)
-        cr_expect_eq(learner_bonus(l)[u], 0);
-    learner_free(NULL);
-}
-
 Test(learner, uses_earn_time_where_scans_pass)
 {
     scans(40);

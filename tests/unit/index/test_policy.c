@@ -106,23 +106,6 @@ Test(policy, a_chain_that_was_found_in_part_goes_tail_first)
         cr_assert_eq(evict(), i);
 }
 
-Test(policy, the_chain_that_was_used_last_stays_longest)
-{
-    block_ref a[4], b[4];
-
-    for (uint32_t i = 0; i < 4; i++)
-        a[i] = bring(i);
-    policy_touch(p, a, 4, &outside);
-    for (uint32_t i = 0; i < 4; i++)
-        b[i] = bring(10 + i);
-    policy_touch(p, b, 4, &outside);
-    policy_touch(p, a, 4, &outside);
-    for (uint32_t i = 0; i < 4; i++)
-        cr_assert_geq(evict(), 10);
-    for (uint32_t i = 4; i-- > 0;)
-        cr_assert_eq(evict(), i);
-}
-
 /* Blocks come in without end. The one that is used now and then survives; the others do not. */
 Test(policy, a_used_block_outlives_a_scan)
 {

@@ -497,30 +497,17 @@ Test(request, leases_of_a_closed_connection_end_in_turns)
 
 /* ---- blocks that are not there, and no room ---- */
 
-/* On the shared tier, or on NVMe. */
-static void expect_gone(void)
-{
-    uint32_t id = load_one(1, region_open(rig.one, 4), 0, 0);
-
-    cr_expect_eq(answered_with(id, UCM_BLOCK_MISS), 1u);
-    cr_expect_eq(rig.metrics.load_blocks_missed, 1u);
-    cr_expect_eq(find(rig.one, 1), 0u);
-}
-
 Test(request, a_load_counts_what_the_shared_tier_has_no_more)
 {
+    uint32_t id;
+
     peer_stores(rig.one, 1, 1);
     note(rig.one, 1, 1, true);
     shared_refuses(-ENOENT, 1);
-    expect_gone();
-}
-
-Test(request, a_load_of_what_nvme_knows_no_more_is_a_miss)
-{
-    shared_refuses(-EROFS, 1);
-    drop(store_below(rig.one, 1));
-    tier_refuses(-ESTALE, 1);
-    expect_gone();
+    id = load_one(1, region_open(rig.one, 4), 0, 0);
+    cr_expect_eq(answered_with(id, UCM_BLOCK_MISS), 1u);
+    cr_expect_eq(rig.metrics.load_blocks_missed, 1u);
+    cr_expect_eq(find(rig.one, 1), 0u);
 }
 
 /* As after a start with shorter slabs. Nothing is wrong with the copy. */

@@ -110,16 +110,6 @@ Test(summaries, what_is_stored_gets_one_while_somebody_wants_it)
     cr_expect(list_empty(&retrieval_of(door.requests)->derived.spaces), "nobody uses the space");
 }
 
-Test(summaries, a_block_that_left_before_its_turn_is_passed_over)
-{
-    open_summaries(true);
-    store_all(rig.one, 1, 2);
-    cr_expect_eq(cache_evict(rig.cache, find(rig.one, 1), CACHE_ALL), CACHE_EVICT_DONE);
-    work();
-    cr_expect_eq(rig.metrics.summaries_built, 1u);
-    cr_expect_eq(rig.metrics.summaries_skipped, 1u);
-}
-
 Test(summaries, a_draining_daemon_begins_none)
 {
     open_summaries(true);
