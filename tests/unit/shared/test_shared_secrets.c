@@ -68,11 +68,14 @@ static int found(struct secrets *s, const uint8_t *fingerprint, uint8_t secret[S
     return rc;
 }
 
-static void path_of_space(char path[256])
+static const char *path_of_space(void)
 {
-    snprintf(path, 256, "%s/", directory);
+    static char path[256];
+
+    snprintf(path, sizeof(path), "%s/", directory);
     for (unsigned i = 0; i < sizeof(space); i++)
         snprintf(path + strlen(path), 3, "%02x", space[i]);
+    return path;
 }
 
 Test(shared_secrets, all_who_ask_get_the_same_and_each_namespace_its_own)
@@ -94,14 +97,13 @@ Test(shared_secrets, a_purge_puts_another_one_in_its_place_and_overwrites_it)
 {
     static struct secrets_purge p = {.done_cb = purged_cb}, q = {.done_cb = purged_cb};
     uint8_t before[SHARED_SECRET_BYTES], after[SHARED_SECRET_BYTES], bytes[64];
-    char path[256], kept[256];
+    char kept[256];
     const uint8_t *at;
     FILE *f;
 
     cr_assert_eq(found(one, space, before), 0);
-    path_of_space(path);
     snprintf(kept, sizeof(kept), "%s/kept", directory);
-    cr_assert_eq(link(path, kept), 0);
+    cr_assert_eq(link(path_of_space(), kept), 0);
     memcpy(p.fingerprint, space, sizeof(space));
     secrets_purge(one, &p);
     cr_assert_eq(secrets_find(one, space, &at), -EAGAIN, "nobody uses the one that goes");
@@ -147,11 +149,9 @@ Test(shared_secrets, a_purge_that_is_cancelled_before_its_turn_leaves_a_secret)
 Test(shared_secrets, what_is_no_secret_is_none)
 {
     uint8_t secret[SHARED_SECRET_BYTES];
-    char path[256];
     FILE *f;
 
-    path_of_space(path);
-    f = fopen(path, "wb");
+    f = fopen(path_of_space(), "wb");
     fputs("UCMSECR1 and something else", f);
     fclose(f);
     cr_assert_eq(found(one, space, secret), -ENOKEY);
