@@ -265,15 +265,6 @@ class FallThrough(EncodingCase):
         self.assertEqual(answer["bytes"], 4 * BLOCK + 4 * engine.opened["encoded_bytes"])
         self.assertEqual(engine.each(*range(9)), [IN_DRAM] * 7 + [0, IN_DRAM])
 
-    def test_load_from_nvme(self):
-        engine = self.mixed()
-        self.written(engine)
-        for ns in (engine.base, engine.ns):
-            engine.client.call("evict", ns=ns, tier=1, keys=keys(*range(9)))
-        self.assertEqual(engine.load(range(9), range(9)), [OK] * 7 + [MISS, OK])
-        for name in self.plain:
-            self.assertEqual(engine.pages.bytes(name), self.right(engine, name), name)
-
     def test_bypass_of_either(self):
         engine = self.mixed()
         engine.client.call("bypass", ns=engine.base, load=1)

@@ -50,11 +50,6 @@ class Health(OwnDaemons, Case):
         self.until(says, f"{status} {words}")
         return said
 
-    def test_well(self):
-        client = self.start()
-        self.comes(client, "ok")
-        self.assertEqual(client.call("health"), {"status": "ok", "reasons": []})
-
     # ---- namespaces' records ----
 
     def records_refused(self):
