@@ -590,4 +590,10 @@ static inline void ask(struct asker *a)
     list_init(&a->r.link);
 }
 
+static inline void ask_for(struct asker *a, enum wait_for what)
+{
+    ask(a);
+    cr_assert(cache_wait_for(rig.cache, &a->r, what));
+}
+
 #endif

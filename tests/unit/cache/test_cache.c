@@ -248,8 +248,7 @@ Test(cache, what_did_not_come_about_wakes_nobody)
 
     use(kept, 0); /* it may end, so others may wait */
     iterate();
-    ask(&a);
-    cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_OTHER));
+    ask_for(&a, WAIT_OTHER);
     ref = open_block(rig.one, 2);
     cache_lease_undo(rig.cache, ref);
     cr_expect_eq(find(rig.one, 2), 0u, "it was opened for this");

@@ -195,8 +195,7 @@ Test(growing, nothing_is_lost_for_want_of_a_moment)
     cr_expect_eq(rig.metrics.arena_evicted_lost, 0u);
     cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
     cr_expect_eq(rig.metrics.arena_full, 0u);
-    ask(&a);
-    cr_expect(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
+    ask_for(&a, WAIT_SLOT);
 
     cr_assert_eq(sem_post(&more), 0);
     arena_wait(2 * MIB);
@@ -256,8 +255,7 @@ Test(pressure, room_that_writes_are_about_to_make_is_waited_for)
     for (unsigned i = 0; i < 8; i++)
         refs[i] = store(rig.one, i + 1);
     cr_assert_eq(rig.tier.n_pending, 0u);
-    ask(&a);
-    cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
+    ask_for(&a, WAIT_SLOT);
     iterate();
     cr_assert_gt(rig.tier.n_pending, 0u);
     cr_expect_eq(a.calls, 0);
@@ -276,10 +274,8 @@ Test(pressure, who_waits_for_writes_that_do_not_begin_is_told)
     tier_refuses(-EAGAIN, 1000);
     for (unsigned i = 0; i < 8; i++)
         refs[i] = store(rig.one, i + 1);
-    ask(&a);
-    cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
-    for (unsigned i = 0; i < 3; i++)
-        iterate();
+    ask_for(&a, WAIT_SLOT);
+    iterations(3);
     cr_expect_eq(a.calls, 1);
     cr_expect_not(cache_wait_for(rig.cache, &a.r, WAIT_SLOT), "nothing is under way");
     ninth = open_block(rig.one, 100);

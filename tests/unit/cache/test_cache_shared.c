@@ -56,8 +56,7 @@ Test(cache_shared, who_finds_the_shared_tier_full_is_woken)
     while (arena_bytes_ready(rig.arena) < arena_bytes_configured(rig.arena))
         iterate();
     cr_assert_eq(get(&w, ref, 0), -EAGAIN);
-    ask(&a);
-    cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_OTHER));
+    ask_for(&a, WAIT_OTHER);
     iterate();
     cr_expect_eq(a.calls, 0);
     fake_shared_ready(&shared);

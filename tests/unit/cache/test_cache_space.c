@@ -13,10 +13,8 @@ Test(cache_space, who_waits_is_woken_later_and_all_of_them)
     block_ref ref = open_block(rig.one, 1);
 
     cr_assert_eq(claim(ref, 0, 0, 2, &f), 0);
-    for (int i = 0; i < 3; i++) {
-        ask(&a[i]);
-        cr_assert(cache_wait_for(rig.cache, &a[i].r, WAIT_SLOT));
-    }
+    for (int i = 0; i < 3; i++)
+        ask_for(&a[i], WAIT_SLOT);
     cache_retry_cancel(&a[1].r);
     cache_retry_cancel(&a[1].r);
     pending_write_done(rig.cache, f, 2, false);
@@ -108,10 +106,8 @@ Test(cache_space, who_still_has_too_little_lets_the_next_go_first)
 
     cr_assert_eq(claim(ref, 0, 0, 1, &f), 0);
     cr_assert_eq(claim(other, 0, 0, 1, &g), 0);
-    for (int i = 0; i < 2; i++) {
-        ask(&a[i]);
-        cr_assert(cache_wait_for(rig.cache, &a[i].r, WAIT_SLOT));
-    }
+    for (int i = 0; i < 2; i++)
+        ask_for(&a[i], WAIT_SLOT);
     a[0].again = true;
     pending_write_done(rig.cache, f, 1, false);
     iterate();
@@ -250,8 +246,7 @@ Test(cache_fine, a_slab_that_can_not_be_emptied_any_more_is_used_again)
         cr_assert(held[i]);
         cache_lease(rig.cache, held[i]);
     }
-    ask(&wide.a);
-    cr_assert(cache_wait_for(rig.cache, &wide.a.r, WAIT_SLOT));
+    ask_for(&wide.a, WAIT_SLOT);
     for (unsigned i = 0; i < 20 && claim(wide.ref, 0, 0, LAYERS, &f) == -EBUSY; i++)
         iterate();
     cr_expect_eq(claim(wide.ref, 0, 0, LAYERS, &f), -EBUSY);
