@@ -20,7 +20,7 @@ Test(serve, reads_once_what_every_rank_loads)
 
     host_start(&h);
     for (uint32_t i = 0; i < 4; i++)
-        worker_open(&rank[i], &h, &(struct worker_options){.layer_bytes = 65536, .blocks = 64});
+        worker_open(&rank[i], &h, &(struct worker_options){.layer_bytes = 16384});
     worker_store(&rank[0], 500, 64);
     cr_assert(metric_reaches(rank[0].client, "nvme_writes", 64, 20000));
     arena_wait(rank[0].client);
