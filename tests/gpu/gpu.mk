@@ -21,8 +21,8 @@ $(call say,NVCC)
 $(Q)$(NVCC) -I. -Iclient/include -O2 $(SM80) $(SM90) $(PTX80) -c $< -o $@
 endef
 # Tests of the device module on a GPU, with workers written in CUDA.
-GPU_SRC    := client/cuda/copy_agent.c client/cuda/copy_agent_encoding.c client/cuda/copy_agent_rope.c client/cuda/context.c tests/gpu/copy_agents.c
-GPU_OBJ    := $(GPU_SRC:%.c=$O/obj/%.o) $O/libucmdaemon.a
+GPU_SRC    := client/cuda/copy_agent.c client/cuda/copy_agent_encoding.c client/cuda/copy_agent_rope.c client/cuda/context.c client/cuda/error.c tests/gpu/copy_agents.c
+GPU_OBJ    := $(GPU_SRC:%.c=$O/obj/%.o) $O/libucmdaemon.a $O/libucmclient.a
 GPU_TESTS  := $(patsubst tests/gpu/%.c,$O/gpu/%,$(wildcard tests/gpu/test_*.c))
 
 $O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/worker.h tests/gpu/copy_agents.h
