@@ -1,5 +1,5 @@
-/* NVMe below DRAM: a block that left DRAM is read only once for all workers that load it at the same
- * time. */
+/* NVMe below DRAM: a block that left DRAM is read only once for all workers that load it at the
+ * same time. */
 /* Sanitizers: address, thread */
 #include "tests/integration/harness.h"
 
