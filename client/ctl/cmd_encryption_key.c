@@ -121,8 +121,7 @@ static int reload(const struct args *a)
         return rc;
     if (seen.error[0] == '\0' && !seen.reading)
         return CTL_OK;
-    fprintf(stderr, "ucmctl: the keys of %s stay as they were: %s\n", seen.tenant, seen.error);
-    return CTL_ERROR;
+    return program_fail(CTL_ERROR, "the keys of %s stay as they were: %s", seen.tenant, seen.error);
 }
 
 static int rotate(const struct args *a)
@@ -135,14 +134,11 @@ static int rotate(const struct args *a)
         rc = reload(a);
     if (rc != CTL_OK)
         return rc;
-    if (strcmp(before, seen.current) == 0) {
-        fprintf(stderr,
-                "ucmctl: the last key of the source, %s, is the one that was current: add a line "
-                "after it "
-                "(openssl rand -hex 32), and again\n",
-                before);
-        return CTL_ERROR;
-    }
+    if (strcmp(before, seen.current) == 0)
+        return program_fail(CTL_ERROR,
+                            "the last key of the source, %s, is the one that was current: add a "
+                            "line after it (openssl rand -hex 32), and again",
+                            before);
     printf("rotated: %s is current now; %u keys open what is stored\n", seen.current, seen.ids);
     return CTL_OK;
 }
@@ -155,11 +151,9 @@ static int forget(const struct args *a)
     rc = reload(a);
     if (rc != CTL_OK)
         return rc;
-    if (seen.has_id) {
-        fprintf(stderr, "ucmctl: %s is still there: take its line out of the source, and again\n",
-                seen.id);
-        return CTL_ERROR;
-    }
+    if (seen.has_id)
+        return program_fail(
+            CTL_ERROR, "%s is still there: take its line out of the source, and again", seen.id);
     printf(
         "forgotten: nothing that %s has encrypted can be read by this daemon; %u keys are left\n",
         seen.id, seen.ids);

@@ -188,33 +188,26 @@ int key_files(const struct args *a, const char *directory)
     int rc = f ? root_look(f, directory) : -ENOMEM;
 
     if (rc < 0) {
-        fprintf(
-            stderr,
-            "ucmctl: %s: %s; name the directory of a root (shared.roots), where it is mounted\n",
-            directory, strerror(-rc));
         free(f);
-        return CTL_ERROR;
+        return program_fail(
+            CTL_ERROR, "%s: %s; name the directory of a root (shared.roots), where it is mounted",
+            directory, strerror(-rc));
     }
     rc = CTL_OK;
     if (args_given(a, "json"))
         rc = json_show(f);
     else
         table_show(f);
-    if (f->unread > 0) {
-        fprintf(stderr,
-                "ucmctl: %" PRIu64
-                " files could not be read: run it as root, or as the daemon's user\n",
-                f->unread);
-        rc = CTL_ERROR;
-    }
-    if (f->passed_over > 0) {
-        fprintf(stderr,
-                "ucmctl: %" PRIu64
-                " directories were passed over: keys may have encrypted files there "
-                "that are not counted\n",
-                f->passed_over);
-        rc = CTL_CORRUPT;
-    }
+    if (f->unread > 0)
+        rc = program_fail(CTL_ERROR,
+                          "%" PRIu64
+                          " files could not be read: run it as root, or as the daemon's user",
+                          f->unread);
+    if (f->passed_over > 0)
+        rc = program_fail(CTL_CORRUPT,
+                          "%" PRIu64 " directories were passed over: keys may have encrypted files "
+                          "there that are not counted",
+                          f->passed_over);
     free(f);
     return rc;
 }
