@@ -75,7 +75,7 @@ static int rig_encoded(struct copy_bench *b, struct rig *rig, const char *encodi
 
     if (rc < 0)
         return bench_rig_fail(rig, rc);
-    rc = rig_wait_arena(rig) < 0 ? program_fail(BENCH_FAILED, "%s", rig->error) : pages_fill(rig);
+    rc = pages_fill(rig);
     if (rc != 0)
         rig_close(rig);
     return rc;

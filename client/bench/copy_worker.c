@@ -61,11 +61,6 @@ int copy_rig_open(struct copy_bench *b, struct rig *rig, uint64_t fragment, int 
                             .spread = COPY_SPREAD};
     int rc = rig_open(rig, &o);
 
-    if (rc == 0) {
-        rc = rig_wait_arena(rig);
-        if (rc < 0)
-            rig_close(rig);
-    }
     return rc < 0 ? bench_rig_fail(rig, rc) : 0;
 }
 

@@ -374,13 +374,8 @@ int bench_lookup(const struct args *a)
         return program_fail(BENCH_FAILED, "the echo could not be started");
     }
     rc = rig_open(&l.rig, &o);
-    if (rc < 0) {
-        rc = bench_rig_fail(&l.rig, rc);
-    } else {
-        rc = rig_wait_arena(&l.rig);
-        rc = rc < 0 ? bench_rig_fail(&l.rig, rc) : run(&l, &one, &many, n_many);
-        rig_close(&l.rig);
-    }
+    rc = rc < 0 ? bench_rig_fail(&l.rig, rc) : run(&l, &one, &many, n_many);
+    rig_close(&l.rig);
     duel_free(&many);
     duel_free(&one);
     return rc;

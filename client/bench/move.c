@@ -194,9 +194,6 @@ static int move_command(const struct args *a, const char *name, enum rig_op op)
     m.plan.in_flight = (uint32_t)args_number(a, "in-flight");
     progress_begin(&m.progress, args_given(a, "quiet"));
     rc = rig_open(&m.rig, &o);
-    if (rc < 0)
-        return bench_rig_fail(&m.rig, rc);
-    rc = rig_wait_arena(&m.rig);
     rc = rc < 0 ? bench_rig_fail(&m.rig, rc) : run(&m);
     rig_close(&m.rig);
     pair_free(&m.rate);

@@ -350,13 +350,8 @@ int bench_replay(const struct args *a)
         return program_fail(BENCH_FAILED, "the echo could not be started");
     }
     rc = rig_open(&r.rig, &o);
-    if (rc < 0) {
-        rc = bench_rig_fail(&r.rig, rc);
-    } else {
-        rc = rig_wait_arena(&r.rig);
-        rc = rc < 0 ? bench_rig_fail(&r.rig, rc) : run(&r);
-        rig_close(&r.rig);
-    }
+    rc = rc < 0 ? bench_rig_fail(&r.rig, rc) : run(&r);
+    rig_close(&r.rig);
     replay_free(&r);
     return rc;
 }

@@ -42,6 +42,48 @@ static int fail_call(struct rig *rig, const char *what, int status)
     return fail(rig, status, "%s: %s", what, text[0] != '\0' ? text : ucm_strerror(status));
 }
 
+/* ---- operators' calls ---- */
+
+static int call(struct rig *rig, enum ucm_method method, const void *params, struct answer *out)
+{
+    int rc = answer_call(rig->client, method, params, rig->timeout_ms, out);
+
+    return rc < 0 ? fail_call(rig, proto_methods[method].name.p, rc) : 0;
+}
+
+int rig_metric(struct rig *rig, const char *name, uint64_t *out)
+{
+    struct answer stats;
+    int rc = call(rig, UCM_METHOD_STATS, NULL, &stats);
+
+    if (rc < 0)
+        return rc;
+    *out = answer_u64(answer_get(stats.root, "metrics"), name);
+    answer_close(&stats);
+    return 0;
+}
+
+static void pause_ms(long ms)
+{
+    const struct timespec t = {.tv_nsec = ms * 1000000};
+
+    nanosleep(&t, NULL);
+}
+
+static int wait_arena(struct rig *rig)
+{
+    uint64_t configured = 0, ready = 0;
+    int rc = rig_metric(rig, "arena_bytes_configured", &configured);
+
+    for (int ms = 0; rc == 0 && ms < ARENA_TIMEOUT_MS; ms += POLL_MS) {
+        rc = rig_metric(rig, "arena_bytes_total", &ready);
+        if (rc == 0 && ready >= configured)
+            break;
+        pause_ms(POLL_MS);
+    }
+    return rc;
+}
+
 /* ---- opening ---- */
 
 static int open_encoded(struct rig *rig, const struct rig_encoding *e)
@@ -238,7 +280,11 @@ int rig_open(struct rig *rig, const struct rig_options *o)
     if (rc < 0) {
         ucm_close(rig->client);
         rig->client = NULL;
+        return rc;
     }
+    rc = wait_arena(rig);
+    if (rc < 0)
+        rig_close(rig);
     return rc;
 }
 
@@ -413,47 +459,7 @@ int rig_move(struct rig *rig, enum rig_op op, const struct rig_move *m, uint8_t 
     return rc;
 }
 
-/* ---- operators' calls ---- */
-
-static int call(struct rig *rig, enum ucm_method method, const void *params, struct answer *out)
-{
-    int rc = answer_call(rig->client, method, params, rig->timeout_ms, out);
-
-    return rc < 0 ? fail_call(rig, proto_methods[method].name.p, rc) : 0;
-}
-
-int rig_metric(struct rig *rig, const char *name, uint64_t *out)
-{
-    struct answer stats;
-    int rc = call(rig, UCM_METHOD_STATS, NULL, &stats);
-
-    if (rc < 0)
-        return rc;
-    *out = answer_u64(answer_get(stats.root, "metrics"), name);
-    answer_close(&stats);
-    return 0;
-}
-
-static void pause_ms(long ms)
-{
-    const struct timespec t = {.tv_nsec = ms * 1000000};
-
-    nanosleep(&t, NULL);
-}
-
-int rig_wait_arena(struct rig *rig)
-{
-    uint64_t configured = 0, ready = 0;
-    int rc = rig_metric(rig, "arena_bytes_configured", &configured);
-
-    for (int ms = 0; rc == 0 && ms < ARENA_TIMEOUT_MS; ms += POLL_MS) {
-        rc = rig_metric(rig, "arena_bytes_total", &ready);
-        if (rc == 0 && ready >= configured)
-            break;
-        pause_ms(POLL_MS);
-    }
-    return rc;
-}
+/* ---- what only operators' calls tell ---- */
 
 int rig_written(struct rig *rig, uint64_t *out)
 {

@@ -62,7 +62,8 @@ struct rig {
     char error[320];
 };
 
-/* On failure nothing is held, and rig->error tells. */
+/* Waits until the daemon's arena has grown to what is configured, at most 30 s: a daemon serves
+ * before that, with less room. On failure nothing is held, and rig->error tells. */
 int rig_open(struct rig *rig, const struct rig_options *options);
 void rig_close(struct rig *rig);
 
@@ -103,9 +104,6 @@ int rig_move(struct rig *rig, enum rig_op op, const struct rig_move *move, uint8
 
 /* A counter or gauge of `stats`. */
 int rig_metric(struct rig *rig, const char *name, uint64_t *out);
-/* Waits until the daemon's arena has grown to what is configured, at most 30 s: a daemon serves
- * before that, with less room. */
-int rig_wait_arena(struct rig *rig);
 /* How many parts have gone to NVMe since the daemon's start, or were given up on the way. */
 int rig_written(struct rig *rig, uint64_t *out);
 /* Waits until that is `target` or more; -UCM_EDEADLINE after 60 s. */

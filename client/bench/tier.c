@@ -109,8 +109,6 @@ static int daemon_open(struct tier *t, struct rig_options *o)
     o->socket = t->daemon.socket;
     rc = rig_open(&t->rig, o);
     if (rc == 0)
-        rc = rig_wait_arena(&t->rig);
-    if (rc == 0)
         return 0;
     rc = bench_rig_fail(&t->rig, rc);
     (void)daemon_close(t);

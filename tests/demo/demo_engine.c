@@ -258,7 +258,7 @@ static int rank_open(struct rank *r)
     r->keys = malloc((size_t)WORKLOAD_MAX_BLOCKS * RIG_KEY_BYTES);
     if (r->keys == NULL)
         return fail(r, "memory ran out");
-    if (rig_open(&r->rig, &rig) < 0 || rig_wait_arena(&r->rig) < 0)
+    if (rig_open(&r->rig, &rig) < 0)
         return fail(r, r->rig.error);
     return 0;
 }
