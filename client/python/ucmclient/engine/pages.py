@@ -22,13 +22,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Optional
 
 from ..client import BlockResult, Found, Namespace, Plane, Region, Task
 from ..errors import UcmError
 from ..memory import SharedMemory, allocation_of, in_shared_memory, on_gpu
 from .vllm.identity import EngineIdentity
+from .vllm.layout import Fragment
 from .vllm.link import Link
 from .vllm.settings import Settings
 from .weights import weights_at
@@ -47,15 +48,6 @@ _LOADED = frozenset((BlockResult.OK,))
 #: In progress: another engine stores the same bytes now.
 _SAVED = frozenset((BlockResult.OK, BlockResult.EXISTS, BlockResult.IN_PROGRESS))
 _SETTINGS = ("socket", "lookup_timeout", "connect_timeout", "transfer_timeout", "retry_interval", "required", "store", "load", "salt", "revision")
-
-
-@dataclass(frozen=True)
-class Fragment:
-    """A fragment of page 0: its address; bytes to the next page's; its bytes."""
-
-    address: int
-    stride: int
-    size: int
 
 
 def settings_of(extra: Mapping[str, Any], where: str) -> Settings:

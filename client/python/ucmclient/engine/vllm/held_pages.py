@@ -96,9 +96,13 @@ class HeldPages:
 
     def sent(self, names: Mapping[str, int]) -> None:
         """The workers' report: for each finished request, how many workers have no store that still reads its blocks."""
-        for name, workers in names.items():
-            hold = self._kept.get(name)
+        self._given_up(self._kept, names)
+
+    def _given_up(self, holds: dict[Any, Hold], reports: Mapping[Any, int]) -> None:
+        """reports: how many workers have given up each hold."""
+        for name, workers in reports.items():
+            hold = holds.get(name)
             if hold is not None:
                 hold.workers -= workers
                 if hold.workers <= 0:
-                    self._free(self._kept.pop(name))
+                    self._free(holds.pop(name))

@@ -444,12 +444,7 @@ class HybridScheduler(SchedulerHalf):
             if name in self._requests:
                 self._requests[name].failed = True
         self._loaded(finished)
-        for number, workers in released.items():
-            hold = self._holds.get(number)
-            if hold is not None:
-                hold.workers -= workers
-                if hold.workers <= 0:
-                    self._free(self._holds.pop(number))
+        self._given_up(self._holds, released)
         self._end()
 
     def finished_all(self, request: Any, tables: Sequence[Sequence[int]]) -> tuple[bool, Optional[dict[str, Any]]]:

@@ -323,7 +323,7 @@ class SchedulerHalf(HeldPages):
                 tracked.blocks = list(new.block_ids[0])
                 self._sparse_step(tracked, new.num_computed_tokens, output, reset=True)
                 self._begin_anew(tracked, new.num_computed_tokens)
-                self._store_computed(tracked, new.num_computed_tokens, output)
+                self._store(tracked, (new.num_computed_tokens + output.num_scheduled_tokens[new.req_id]) // self.block_tokens)
         self._go_on(output.scheduled_cached_reqs, output)
         plan, self._plan = self._plan, Plan()
         plan.preempted, plan.ours = lost, self.pool is not None
@@ -372,11 +372,6 @@ class SchedulerHalf(HeldPages):
         if step is not None:
             self._risky = self._number
             self._plan.sparse.append(step)
-
-    def _store_computed(self, tracked: Request, computed: int, output: Any) -> None:
-        request = tracked.vllm
-        after = computed + output.num_scheduled_tokens[request.request_id]
-        self._store(tracked, after // self.block_tokens)
 
     def _store(self, tracked: Request, end: int) -> None:
         """Stores blocks up to `end`, if they have a key. Speculated tokens, which may be rejected, have none."""
