@@ -221,7 +221,6 @@ static int response_read(struct proto_envelope *env, const msgpack_object *error
 
 static int envelope_read(struct proto_envelope *env, bool *answerable, struct ucm_error *e)
 {
-    static const char error_method[] = "error";
     const msgpack_object *data = &env->unpacked.data, *o = data->via.array.ptr, *method;
     uint32_t n = data->type == MSGPACK_OBJECT_ARRAY ? data->via.array.size : 0;
     uint64_t type =
@@ -248,8 +247,7 @@ static int envelope_read(struct proto_envelope *env, bool *answerable, struct uc
     if (method->type != MSGPACK_OBJECT_STR || method->via.str.size == 0)
         return refuse(e, "the method must be text (MessagePack str), e.g. \"lookup\"");
     env->method = (struct proto_str){method->via.str.ptr, method->via.str.size};
-    if (type == PROTO_NOTIFICATION && env->method.n == sizeof(error_method) - 1 &&
-        memcmp(env->method.p, error_method, env->method.n) == 0)
+    if (type == PROTO_NOTIFICATION && proto_str_is(env->method, "error"))
         return error_read(env, &env->body, e);
     return 0;
 }

@@ -43,6 +43,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #define UCM_KEYS_BYTES ((uint64_t)UCM_MAX_KEYS * UCM_MAX_KEY_BYTES)
 #define UCM_BLOCKS_BYTES ((uint64_t)UCM_MAX_KEYS * 4)
@@ -548,6 +549,10 @@ struct proto_str {
     const char *p;
     uint32_t n;
 };
+static inline bool proto_str_is(struct proto_str s, const char *text)
+{
+    return s.n == strlen(text) && memcmp(s.p, text, s.n) == 0;
+}
 struct proto_bin {
     const uint8_t *p;
     uint32_t n;

@@ -428,7 +428,6 @@ void client_lead_pass(struct ucm_client *c);
 /* Decodes a result or a notification; one that does not fit is -UCM_EPROTOCOL. */
 int client_take(const struct proto_message *m, struct proto_envelope *env, void *out,
                 struct ucm_error *e);
-bool client_is_named(const struct proto_envelope *env, const char *name);
 
 /* request.c: one request, built on the above. */
 

@@ -111,11 +111,6 @@ static void garbage(struct ucm_client *c, const char *what)
     client_link_break(c, UCM_EPROTOCOL, text);
 }
 
-bool client_is_named(const struct proto_envelope *env, const char *name)
-{
-    return env->method.n == strlen(name) && memcmp(env->method.p, name, env->method.n) == 0;
-}
-
 static void notification(struct ucm_client *c, struct proto_envelope *env)
 {
     struct ucm_error e;
@@ -123,7 +118,7 @@ static void notification(struct ucm_client *c, struct proto_envelope *env)
 
     if (env->error.code) {
         c->farewell = env->error; /* the daemon will hang up for this reason */
-    } else if (client_is_named(env, UCM_PROGRESS)) {
+    } else if (proto_str_is(env->method, UCM_PROGRESS)) {
         if (client_take(&proto_progress, env, &m, &e) != 0)
             garbage(c, e.text);
         else if (!client_call_progress(c, &m.progress))

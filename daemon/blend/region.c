@@ -16,7 +16,7 @@ static int dtype_take(struct proto_str name, uint32_t *out, struct ucm_error *e)
     char quoted[40];
 
     for (uint32_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (text_is(name, names[i])) {
+        if (proto_str_is(name, names[i])) {
             *out = i;
             return 0;
         }
@@ -99,7 +99,7 @@ static int rope_allowed(const struct msg_region_register *m, struct ucm_error *e
             e,
             "rope: the entries of a block pool are filled by gather, which does not re-rotate K");
     if (m->rope.n == UCM_ROPE_NUMBERS && m->rope.p[UCM_ROPE_NUMBERS - 1] > 1 &&
-        !text_is(m->device, "cpu"))
+        !proto_str_is(m->device, "cpu"))
         return REFUSE(e, "rope: a row holds %u tokens of each channel; on a GPU a row is one token",
                       m->rope.p[UCM_ROPE_NUMBERS - 1]);
     return 0;

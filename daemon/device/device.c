@@ -206,9 +206,9 @@ static struct device *find_gpu(struct device_set *s, struct proto_bin gpu, struc
 struct device *device_set_find(struct device_set *s, struct proto_str name, struct proto_bin gpu,
                                struct ucm_error *e)
 {
-    if (text_is(name, "cpu"))
+    if (proto_str_is(name, "cpu"))
         return s->devices[0];
-    if (text_is(name, "cuda"))
+    if (proto_str_is(name, "cuda"))
         return find_gpu(s, gpu, e);
     ucm_error_set(e, UCM_WIRE_UNSUPPORTED, "device is \"%.*s\"; \"cpu\" and \"cuda\" are known",
                   (int)(name.n < 16 ? name.n : 16), name.p);

@@ -71,10 +71,10 @@ static int check_handle(const struct msg_region_register *m, uint32_t i, bool cu
 static int check_handles(const struct msg_region_register *m, const int *fds, uint32_t n_fds,
                          struct ucm_error *e)
 {
-    bool cuda = text_is(m->device, "cuda");
+    bool cuda = proto_str_is(m->device, "cuda");
     int rc = 0;
 
-    if (!cuda && !text_is(m->device, "cpu"))
+    if (!cuda && !proto_str_is(m->device, "cpu"))
         return REFUSE(e, "device is \"%.*s\"; \"cpu\" and \"cuda\" are known",
                       (int)(m->device.n < 16 ? m->device.n : 16), m->device.p);
     for (uint32_t i = 0; rc == 0 && i < m->handles.n; i++)

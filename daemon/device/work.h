@@ -17,13 +17,8 @@
 #include "daemon/device/device.h"
 
 #include <stdatomic.h>
-#include <string.h>
 #include <uv.h>
 
-static inline bool text_is(struct proto_str s, const char *text)
-{
-    return s.n == strlen(text) && memcmp(s.p, text, s.n) == 0;
-}
 /* daemon/blend/region.c: what a registration says of K. 0 with *out (NULL: nothing), which
  * region_free frees; or -code with *e. r has its planes. */
 int region_rope(const struct msg_region_register *m, const struct device_region *r,

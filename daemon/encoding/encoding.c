@@ -11,11 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool is_text(struct proto_str s, const char *text)
-{
-    return s.n == strlen(text) && memcmp(s.p, text, s.n) == 0;
-}
-
 static int refuse_encoding(struct call *call, struct proto_str name)
 {
     char known[128] = "", quoted[65];
@@ -34,7 +29,7 @@ static int method_take(struct call *call, const struct msg_encoding_open *m,
     const struct ucm_encoding_method *method = NULL;
 
     for (unsigned i = 0; ucm_encoding_methods[i] && !method; i++)
-        if (is_text(m->encoding, ucm_encoding_methods[i]->name))
+        if (proto_str_is(m->encoding, ucm_encoding_methods[i]->name))
             method = ucm_encoding_methods[i];
     if (!method)
         return refuse_encoding(call, m->encoding);
@@ -56,7 +51,7 @@ static int dtype_take(struct call *call, struct proto_str dtype, struct ucm_enco
     char quoted[65];
 
     for (uint32_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (is_text(dtype, names[i])) {
+        if (proto_str_is(dtype, names[i])) {
             spec->dtype = i;
             return 0;
         }

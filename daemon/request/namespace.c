@@ -3,11 +3,6 @@
 
 #include <string.h>
 
-static bool str_equal(struct proto_str a, const char *b)
-{
-    return a.n == strlen(b) && memcmp(a.p, b, a.n) == 0;
-}
-
 /* Identity strings become C strings: a NUL inside would cut one short and make two that differ
  * alike. */
 static int text_copy(struct call *call, const char *field, struct proto_str from,
@@ -88,7 +83,7 @@ int method_ns_open(struct call *call)
     struct ns *ns;
     int rc;
 
-    if (m->tenant.n > 0 && !str_equal(m->tenant, s->peer.tenant))
+    if (m->tenant.n > 0 && !proto_str_is(m->tenant, s->peer.tenant))
         return ucm_error_set(
             &call->error, UCM_WIRE_DENIED,
             "uid %u belongs to tenant \"%s\"; the config's `tenants` says who may act "

@@ -238,7 +238,7 @@ static int mapping_notified_cb(struct client_hook *hook, struct proto_envelope *
     union proto_any m;
     int r;
 
-    if (!client_is_named(env, UCM_MAPPING_REVOKE))
+    if (!proto_str_is(env->method, UCM_MAPPING_REVOKE))
         return 0;
     r = client_take(&proto_mapping_revoke, env, &m, e);
     if (r == 0 && client_mapping_known(w) && w->id == m.mapping_revoke.mapping)
