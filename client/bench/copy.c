@@ -173,7 +173,7 @@ static unsigned fragments_parse(const char *text, struct copy_row *rows, unsigne
 
 static int measure_strategy(struct copy_bench *b, const char *strategy)
 {
-    int rc, stopped;
+    int rc;
 
     copy_strategy_set(b, strategy);
     rc = copy_daemon_start(b, NULL);
@@ -188,8 +188,7 @@ static int measure_strategy(struct copy_bench *b, const char *strategy)
     }
     if (!b->ring)
         memcpy(b->alone, b->rows, sizeof b->alone);
-    stopped = copy_daemon_stop(b);
-    return rc != 0 ? rc : stopped;
+    return copy_daemon_stop(b, rc);
 }
 
 static int measure_strategies(struct copy_bench *b, char *names)
@@ -205,7 +204,7 @@ static int measure_strategies(struct copy_bench *b, char *names)
 static int measure_cases(struct copy_bench *b)
 {
     const char *directory = args_text(b->args, "nvme-dir");
-    int rc, stopped;
+    int rc;
 
     copy_report_aims(b);
     rc = copy_daemon_start(b, NULL);
@@ -216,9 +215,7 @@ static int measure_cases(struct copy_bench *b)
         rc = copy_latency(b);
     if (rc == 0)
         rc = copy_two_gpus(b);
-    stopped = copy_daemon_stop(b);
-    if (rc == 0)
-        rc = stopped;
+    rc = copy_daemon_stop(b, rc);
     return rc == 0 && directory ? copy_from_nvme(b, directory) : rc;
 }
 

@@ -59,7 +59,8 @@ void copy_strategy_set(struct copy_bench *b, const char *name);
 /* Starts the daemon with b->strategy; `more` is a setting besides, or NULL. The bench functions
  * return 0, or an exit code after a sentence. */
 int copy_daemon_start(struct copy_bench *b, const char *const *more);
-int copy_daemon_stop(struct copy_bench *b);
+/* rc: of what was done with it, returned unless 0. */
+int copy_daemon_stop(struct copy_bench *b, int rc);
 int copy_rig_open(struct copy_bench *b, struct rig *rig, uint64_t fragment, int ordinal);
 /* A stream over `part` of 2 halves of the region, or all of it (part 2), in requests of so many
  * bytes. */

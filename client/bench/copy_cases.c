@@ -294,19 +294,15 @@ static int nvme_measure(struct copy_bench *b, const char *directory)
 int copy_from_nvme(struct copy_bench *b, const char *directory)
 {
     char dir[160], paths[192];
-    int rc, stopped;
+    int rc;
 
     snprintf(dir, sizeof dir, "%s/ucm-bench-XXXXXX", directory);
     if (!mkdtemp(dir))
         return program_fail(BENCH_FAILED, "no directory in %s", directory);
     snprintf(paths, sizeof paths, "nvme.paths=%s", dir);
     rc = copy_daemon_start(b, (const char *const[]){paths, "nvme.size=2GiB", NULL});
-    if (rc == 0) {
-        rc = nvme_measure(b, dir);
-        stopped = copy_daemon_stop(b);
-        if (rc == 0)
-            rc = stopped;
-    }
+    if (rc == 0)
+        rc = copy_daemon_stop(b, nvme_measure(b, dir));
     if (daemon_directory_remove(dir) < 0)
         program_fail(0, "%s is left behind", dir);
     return rc;

@@ -133,12 +133,11 @@ static int measure_encoding(struct copy_bench *b, const char *encoding)
 
 int copy_encodings(struct copy_bench *b, char *names)
 {
-    int rc = copy_daemon_start(b, NULL), stopped;
+    int rc = copy_daemon_start(b, NULL);
 
     if (rc != 0)
         return rc;
     for (char *at = names, *name; rc == 0 && (name = strsep(&at, ",")) != NULL;)
         rc = measure_encoding(b, name);
-    stopped = copy_daemon_stop(b);
-    return rc != 0 ? rc : stopped;
+    return copy_daemon_stop(b, rc);
 }

@@ -38,11 +38,11 @@ int copy_daemon_start(struct copy_bench *b, const char *const *more)
                         how, b->daemon.path, how);
 }
 
-int copy_daemon_stop(struct copy_bench *b)
+int copy_daemon_stop(struct copy_bench *b, int rc)
 {
-    return daemon_stop(&b->daemon) == 0
-               ? 0
-               : program_fail(BENCH_FAILED, "the daemon did not end in order");
+    if (daemon_stop(&b->daemon) == 0)
+        return rc;
+    return program_fail(rc != 0 ? rc : BENCH_FAILED, "the daemon did not end in order");
 }
 
 int copy_rig_open(struct copy_bench *b, struct rig *rig, uint64_t fragment, int ordinal)
