@@ -153,7 +153,7 @@ class Weights(unittest.TestCase):
             self.assertEqual([weights.commit_of("org/adapter") for _ in range(9)], [None] * 9)
             now[0] += 2
             self.assertEqual([weights.commit_of("org/adapter") for _ in range(9)], ["2"] * 9)
-            self.assertEqual([weights.commit_of("org/adapter", anew=True), weights.commit_of("org/adapter")], ["3", "3"])
+            self.assertEqual([weights.commit_of("org/adapter", refresh=True), weights.commit_of("org/adapter")], ["3", "3"])
             now[0] += 61
             self.assertEqual((weights.commit_of("org/adapter"), weights.commit_of("org/adapter", "v2")), ("4", "5"))
             for i in range(3000):

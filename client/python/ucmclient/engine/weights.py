@@ -161,10 +161,10 @@ def forget() -> None:
     _begun.clear()
 
 
-def commit_of(name: str, revision: Optional[str] = None, anew: bool = False) -> Optional[str]:
-    """The commit of a hub's model or adapter on this host. anew: an engine reads it now. Otherwise the answer may be up to a minute old."""
+def commit_of(name: str, revision: Optional[str] = None, refresh: bool = False) -> Optional[str]:
+    """The commit of a hub's model or adapter on this host. refresh: an engine reads it now. Otherwise the answer may be up to a minute old."""
     commit, until = _commits.get((name, revision), (None, 0.0))
-    if anew or time.monotonic() >= until:
+    if refresh or time.monotonic() >= until:
         commit = _commit_here(name, revision)
         if len(_commits) >= _NAMES:
             _commits.clear()
@@ -185,7 +185,7 @@ def weights_at(name: str, revision: Optional[str] = None, commit: Optional[str] 
     """commit: of a hub's model, if the engine itself names it. Call it when the weights are read."""
     path = local(name)
     if path is None:
-        here = commit_of(name, revision, anew=True)
+        here = commit_of(name, revision, refresh=True)
         if commit and here and commit != here:
             return Weights(commit, f"its configuration is of commit {commit}, and its files of {here}")
         return Weights(commit or here, "" if commit or here else "it is neither a path of this host nor of a known commit")

@@ -38,25 +38,25 @@ def adapter_of(request: Any) -> Optional[Adapter]:
     return None if lora is None else Adapter(getattr(lora, "lora_int_id", 0), digest_of(lora))
 
 
-def digest_of(lora: Any, anew: bool = False) -> bytes:
-    """Random if nothing is known of the files, as for an adapter that came as tensors. anew: look at a hub's adapter again, instead of remembering an
+def digest_of(lora: Any, refresh: bool = False) -> bytes:
+    """Random if nothing is known of the files, as for an adapter that came as tensors. refresh: look at a hub's adapter again, instead of remembering an
     earlier look."""
     path = str(getattr(lora, "lora_path", "") or getattr(lora, "path", ""))
-    of = _files_in(path, anew)
+    of = _files_in(path, refresh)
     known = repr((*of, bool(getattr(lora, "is_3d_lora_weight", False)))).encode() if of is not None else os.urandom(32)
     return hashlib.sha256(known).digest()
 
 
-def _commit(path: str, anew: bool) -> Optional[str]:
+def _commit(path: str, refresh: bool) -> Optional[str]:
     """The commit of a hub's adapter, which the engine may not have fetched yet."""
-    return commit_of(path, anew=anew) if path and not path.startswith(("~", "/")) else None
+    return commit_of(path, refresh=refresh) if path and not path.startswith(("~", "/")) else None
 
 
-def _files_in(path: str, anew: bool) -> Optional[tuple[Any, ...]]:
+def _files_in(path: str, refresh: bool) -> Optional[tuple[Any, ...]]:
     """The files of an adapter. Of one on a hub, its name and commit."""
     here = local(path)
     if here is None:
-        commit = _commit(path, anew)
+        commit = _commit(path, refresh)
         return (path, commit) if commit else None
     files = files_at(here, ("",))
     return (here, files.kept) if files is not None and files.kept else None
@@ -75,14 +75,14 @@ def reading(manager: Any, lora: Any) -> Iterator[None]:
     read.pop(number, None)
     here = local(path)
     before = before_reading(here, ("",)) if here is not None else None
-    commit = _commit(path, anew=True) if here is None else None
+    commit = _commit(path, refresh=True) if here is None else None
     yield
-    digest = digest_of(lora, anew=True)
+    digest = digest_of(lora, refresh=True)
     if here is not None:
         after = files_at(here, ("",), closely=True)
         same = before is not None and after is not None and before.settled and before.exact == after.exact
     else:
-        same = commit in (None, _commit(path, anew=False))  # None: the engine has fetched it
+        same = commit in (None, _commit(path, refresh=False))  # None: the engine has fetched it
     if same:
         read[number] = digest
     else:
