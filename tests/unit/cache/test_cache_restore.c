@@ -44,16 +44,6 @@ static block_ref dump_while_recovering(void)
     return ref;
 }
 
-Test(cache_restore, nothing_turned_up)
-{
-    block_ref ref = dump_while_recovering();
-
-    recovered();
-    cr_assert_eq(rig.tier.n_pending, 1u);
-    cr_assert_eq(fake_at(&rig.tier, 0)->op, TIER_WRITE);
-    drop(ref);
-}
-
 Test(cache_restore, the_copy_from_before_stays_the_only_one)
 {
     block_ref ref = dump_while_recovering();

@@ -199,28 +199,10 @@ Test(cache_shared, what_is_written_while_it_is_evicted_goes_again)
     expect_no_shared_left();
 }
 
-static int purged = 1;
-
 static void purged_cb(struct cache_purge *p, int status)
 {
     (void)p;
-    purged = status;
-}
-
-Test(cache_shared, a_purge_waits_for_the_shared_tier_and_for_nvme)
-{
-    struct cache_purge p = {.done_cb = purged_cb};
-
-    cr_assert_eq(cache_purge_begin(rig.cache, &p, rig.one), 0);
-    cr_assert(shared.purge && rig.tier.naming);
-    rig.tier.naming->done_cb(rig.tier.naming, 0);
-    cr_expect_eq(purged, 1);
-    cr_expect_not(cache_purge_done(&p));
-    shared.purge->done_cb(shared.purge, -ETIMEDOUT, 3);
-    cr_expect_eq(purged, 0);
-    cr_expect(cache_purge_done(&p));
-    cr_expect_eq(p.shared_status, -ETIMEDOUT);
-    cache_purge_end(rig.cache, &p);
+    cr_expect_eq(status, 0);
 }
 
 /* The purge evicts the block, or the block is stored again and written when the purge is over. */

@@ -146,24 +146,6 @@ Test(layers, what_can_not_be_had_so_is_read_whole)
     }
 }
 
-/* The read of the whole part says that the copy is bad. */
-Test(layers, a_bad_copy_is_dropped)
-{
-    block_ref ref = below(1);
-    struct waiter w;
-
-    cr_assert_eq(some(&w, ref, 3, 1), CACHE_PENDING);
-    fake_next(&rig.tier, -EBADMSG);
-    cr_expect_eq(rig.tier.n_live, 1u);
-    fake_next(&rig.tier, -EBADMSG);
-    cr_expect_eq(w.calls, 1);
-    cr_expect_eq(w.status, -EBADMSG);
-    cr_expect_eq(rig.tier.n_live, 0u);
-    cr_expect_eq(rig.cache->granted, 0u);
-    drop(ref);
-    expect_nothing_held();
-}
-
 /* Meanwhile another request read the part. */
 Test(layers, the_part_came_to_dram_meanwhile)
 {

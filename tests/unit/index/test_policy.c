@@ -140,15 +140,6 @@ Test(policy, a_block_that_is_used_no_more_goes_at_last)
     cr_assert_fail("still here");
 }
 
-Test(policy, a_block_that_comes_back_counts_as_used)
-{
-    for (uint32_t i = 0; i < 20; i++)
-        bring(i);
-    for (uint32_t i = 0; i < 20; i++)
-        evict();
-    cr_assert_eq(policy_heat(index_block(ix, bring(7))), 1);
-}
-
 /* Twenty blocks, numbered from `first`, fill DRAM and leave. Returns how many were known. */
 static uint32_t come_and_go(uint32_t first)
 {
