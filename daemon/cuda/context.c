@@ -55,6 +55,20 @@ int gpu_refuse(struct gpu *g, struct device_job *job, int status, CUresult r, co
     return job_refuse(job, status, UCM_WIRE_DEVICE, "%s: %s", what, text);
 }
 
+int gpu_upload(struct gpu *g, struct device_job *job, CUdeviceptr *out, const void *data,
+               size_t bytes, const char *without)
+{
+    CUresult r = cuda.cuMemAlloc(out, bytes);
+
+    /* Not cuMemcpyHtoD: it may return before the bytes are there, and no stream of ours waits for
+     * the legacy stream. */
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuMemcpyHtoDAsync(*out, data, bytes, g->uploads);
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuStreamSynchronize(g->uploads);
+    return r == CUDA_SUCCESS ? 0 : gpu_refuse(g, job, -EIO, r, without);
+}
+
 int gpu_refuse_failed(struct gpu *g, struct device_job *job)
 {
     return job_refuse(job, -EIO, UCM_WIRE_DEVICE, "the GPU failed, the daemon must restart: %s",

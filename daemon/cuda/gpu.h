@@ -168,6 +168,10 @@ void gpu_fail(struct gpu *g, CUresult r, const char *what);
 /* Fills job->error with what CUDA refused; returns -EIO for a lost context, else `status`. */
 int gpu_refuse(struct gpu *g, struct device_job *job, int status, CUresult r, const char *what);
 int gpu_refuse_failed(struct gpu *g, struct device_job *job);
+/* Puts the bytes into new GPU memory, which the caller frees, after a failure too. 0, or -EIO with
+ * `without` in job->error. */
+int gpu_upload(struct gpu *g, struct device_job *job, CUdeviceptr *out, const void *data,
+               size_t bytes, const char *without);
 /* The copy kernel over planes in GPU memory and pinned items. */
 CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, uint32_t n_planes,
                            struct ucm_copy_item *items, uint32_t n_items, uint32_t largest_fragment,
@@ -332,10 +336,6 @@ struct gpu_region {
 /* Fills the region's planes and mapping. 0 or -errno, job->error filled. */
 int gpu_region_open(struct gpu *g, struct device_job *job);
 void gpu_region_close(struct device_region *region);
-/* GPU memory with these bytes, also when it fails: close frees it. 0, or -EIO with `without` in
- * job->error. */
-int gpu_upload(struct gpu *g, struct device_job *job, CUdeviceptr *out, const void *data,
-               size_t bytes, const char *without);
 
 /* Opens the event of a dump: job->scratch. */
 int gpu_event_open(struct gpu *g, struct device_job *job);

@@ -114,20 +114,6 @@ void gpu_region_close(struct device_region *region)
     region->mapping = NULL;
 }
 
-int gpu_upload(struct gpu *g, struct device_job *job, CUdeviceptr *out, const void *data,
-               size_t bytes, const char *without)
-{
-    CUresult r = cuda.cuMemAlloc(out, bytes);
-
-    /* Not cuMemcpyHtoD: it may return before the bytes are there, and no stream of ours waits for
-     * the legacy stream. */
-    if (r == CUDA_SUCCESS)
-        r = cuda.cuMemcpyHtoDAsync(*out, data, bytes, g->uploads);
-    if (r == CUDA_SUCCESS)
-        r = cuda.cuStreamSynchronize(g->uploads);
-    return r == CUDA_SUCCESS ? 0 : gpu_refuse(g, job, -EIO, r, without);
-}
-
 int gpu_region_open(struct gpu *g, struct device_job *job)
 {
     struct device_region *region = job->region;

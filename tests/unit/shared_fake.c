@@ -22,6 +22,17 @@ int shared_secret(struct shared *s, const uint8_t fingerprint[UCM_FINGERPRINT_BY
     return fake_without_secret(s, fingerprint) ? -EAGAIN : 0;
 }
 
+int shared_file_fingerprint(struct shared *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+                            bool encrypted, uint8_t out[UCM_FINGERPRINT_BYTES])
+{
+    if (encrypted && s && fake_without_secret(s, fingerprint)) {
+        memset(out, 0, UCM_FINGERPRINT_BYTES);
+        return -EAGAIN;
+    }
+    memcpy(out, fingerprint, UCM_FINGERPRINT_BYTES);
+    return encrypted ? block_file_encrypted_fingerprint(fingerprint, NULL, out) : 0;
+}
+
 void shared_on_ready(struct shared *s, void (*ready_cb)(void *ctx), void (*secrets_cb)(void *ctx),
                      void *ctx)
 {
