@@ -19,8 +19,9 @@ def _unit(x):
 
 
 def _times(matrix, x):
-    """A product of its own for each token: a product with all tokens would add in another order."""
-    return (matrix @ x[..., None])[..., 0]
+    """Of each token. A product of matrices would add in another order for another number of tokens.
+    """
+    return np.einsum("rc,...c->...r", matrix, x)
 
 
 def heads_of(kv_head):
