@@ -77,12 +77,12 @@ gpu-bundle: $(BINS) $(GPU_DAEMON) $(GPU_TESTS) $(GPU_COPY_AGENTS) $(LIBS) $O/por
 	cp -r client/python $O/gpu/python/client
 	cp $O/portable/libucmclient.so.0 $(PORTABLE_CUDA) $O/gpu/python/client/python/ucmclient
 	cp -r tests/engines/vllm $O/gpu/python/tests/engines
-	cp $(addprefix tests/integration/,daemon.py vllm_case.py vllm_paths.py test_vllm_connector.py test_vllm_trouble.py test_vllm_copy_agent.py cuda_paths.py fake_tensor.py fake_source.py test_sparse_cuda.py test_decode_cuda.py test_decode_gpu.py second_client.py encoding_case.py encoding_gpu.py test_encoding.py test_encoding_life.py test_encoding_hostile.py test_forms.py) $O/gpu/python/tests/integration
+	cp $(addprefix tests/integration/,daemon.py vllm_case.py vllm_paths.py test_vllm_connector.py test_vllm_trouble.py test_vllm_copy_agent.py cuda_paths.py fake_tensor.py fake_source.py test_sparse_cuda.py test_decode_cuda.py test_decode_gpu.py second_client.py encoding_case.py encoding_gpu.py test_encoding.py test_encoding_life.py test_encoding_hostile.py test_forms.py client_paths.py test_page_store.py test_trtllm.py test_ucm_store.py) $O/gpu/python/tests/integration
 	@mkdir -p $O/gpu/python/docs
 	cp docs/protocol.md docs/methods.md docs/metrics.md $O/gpu/python/docs
 	cp $O/encoding_kernels.so $O/gpu
 	@mkdir -p $O/gpu/python/tests/gpu $O/gpu/python/systemd
-	cp tests/gpu/isolation.py tests/gpu/isolated_worker.py tests/gpu/sandbox.py tests/gpu/theft.py tests/gpu/shifted.py $O/gpu/python/tests/gpu
+	cp tests/gpu/isolation.py tests/gpu/isolated_worker.py tests/gpu/sandbox.py tests/gpu/theft.py tests/gpu/shifted.py tests/gpu/plugins_torch.py $O/gpu/python/tests/gpu
 	cp systemd/ucmd.service $O/gpu/python/systemd
 	-systemd-analyze syscall-filter --no-pager >$O/gpu/python/tests/gpu/syscall-groups.txt
 	-cp -L $$(/sbin/ldconfig -p | awk '/libseccomp.so.2/ {print $$NF; exit}') $O/gpu/lib

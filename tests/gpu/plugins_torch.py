@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Plug-ins that get addresses of GPU memory, with tensors of PyTorch's and a real daemon: UCM's store, and the worker of TensorRT-LLM's connector.
-The engines' own classes are played. UCM_TEST_CUDA=auto python3 tests/gpu/plugins_torch.py."""
+The engines' own classes are played."""
 
 import os
 import sys
@@ -10,7 +10,6 @@ from unittest import mock
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/integration")]
-os.environ.setdefault("UCM_TEST_CUDA", "auto")
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

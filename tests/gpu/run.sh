@@ -40,6 +40,8 @@ if python -c 'import numpy, torch; assert torch.cuda.is_available()' 2>/dev/null
     done
     echo '== loads that re-rotate K, through a daemon and a copy agent'
     python "$here/python/tests/gpu/shifted.py" || status=1
+    echo '== plug-ins that get addresses of GPU memory: UCM, TensorRT-LLM'
+    python "$here/python/tests/gpu/plugins_torch.py" || status=1
     echo '== GpuDecoder and a daemon, test_decode_gpu'
     python "$here/python/tests/integration/test_decode_gpu.py" || status=1
 else
