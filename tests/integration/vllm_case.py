@@ -41,14 +41,17 @@ class Alone(Engine):
     """Computes a prompt in one step, without any cache."""
 
     def _logits(self, work):
-        return {request.request_id: [self.model.logits(hidden) for _, _, hidden in work[request.asked:]] for request, _, _ in work[:1]}
+        request = work[0][0]
+        logits = [self.model.logits(hidden) for _, _, hidden in work[request.asked:]]
+        return {request.request_id: logits}
 
 
 def logits_after(tokens, first, dtype="float32"):
     """Of each token from the first-th on."""
     known, logits = EXPECTED.get((key := (tuple(tokens[:first]), dtype)), ((), ()))
     if known[: len(tokens)] != tuple(tokens):
-        alone, request = Alone(MODEL, dtype=dtype, budget=len(tokens), blocks=len(tokens) // BLOCK + 2), Request("alone", tokens)
+        blocks, request = len(tokens) // BLOCK + 2, Request("alone", tokens)
+        alone = Alone(MODEL, dtype=dtype, budget=len(tokens), blocks=blocks)
         request.asked = first - 1
         alone.add(request)
         logits = alone.execute(alone.schedule())[1]["alone"]
@@ -128,7 +131,8 @@ class Case(unittest.TestCase):
     def same(self, requests, but=()):
         for r in requests.values():
             if r.request_id not in but:
-                # Each token is the best by its logits. So the first output that differs has other logits than here.
+                # Each token is the best by its logits. So the first output that differs has other
+                # logits than here.
                 want = logits_after(r.tokens[:-1], r.prompt_tokens, self.DTYPE)
                 self.assertEqual(len(r.logits), r.outputs)
                 for i, (a, b) in enumerate(zip(r.logits, want)):

@@ -437,7 +437,8 @@ class Engine:
             item[2] = after
 
     def _write(self, layer, work, k, v):
-        blocks = [self.pool.requests[request.request_id][position // BLOCK] for request, position, _ in work]
+        blocks = [self.pool.requests[request.request_id][position // BLOCK]
+                  for request, position, _ in work]
         for rank in self.ranks:
             assert self.by_layer or rank.being_read().isdisjoint(blocks), "a store reads this block"
             rank.write(layer, blocks, [position % BLOCK for _, position, _ in work], k, v)
