@@ -6,4 +6,5 @@ import sys
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / "client/python"), str(TOP / "client/python/examples")]
-os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
+if (TOP / "build").exists():  # elsewhere the library lies beside the package
+    os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))

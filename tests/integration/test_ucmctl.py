@@ -102,6 +102,11 @@ class CommandLine(unittest.TestCase):
         self.check(["evict", "1", "--tier", "tape"], USAGE, "--tier tape", "all, dram, nvme or shared")
         self.check(["stats", "--count", "2"], USAGE, "--count goes with --watch")
         self.check(["stats", "--prometheus", "--json"], USAGE, "--prometheus")
+        self.check(["namespace", "lost"], USAGE, "'namespace' wants nothing, or list, not 'lost'")
+        self.check(["config", "load"], USAGE, "'config' wants nothing, or reload, not 'load'")
+        self.check(["config", "reload", "--changed"], USAGE, "takes neither --import nor --changed")
+        self.check(["config", "--import", "ucm.yaml", "--json"], USAGE, "takes neither --json nor --changed")
+        self.check(["plan", "config.json", "--history", "2"], USAGE, "go with --length")
 
     def test_sizes_are_the_configuration_s(self):
         """Tests ucm-bench, because it has options for sizes and the same parser."""
