@@ -455,6 +455,11 @@ class Padding(Case):
 
 
 class Stops(OwnDaemons, Case):
+    @staticmethod
+    def at_root(client):
+        root = client.call("stats")["shared_roots"][0]
+        return root["in_flight"] + root["queued"]
+
     def test_what_ends_refs_whose_reads_last(self):
         """References to blocks on a root whose process is stopped."""
         self.daemon = Daemon(nvme=False, **MAPPINGS, **{"shared.roots": self.directory, "shared.timeout": "600s"})
@@ -475,7 +480,7 @@ class Stops(OwnDaemons, Case):
             # Only that end ends the request: its deadline is far.
             ref = reader.begin("mapping.ref", mapping=mapping.number, sequence=sequence, first=0, n=8, timeout_ms=600000)
             self.until(lambda: client.metrics()["requests_active"] >= 1, "the reference")
-            self.until(lambda: client.call("stats")["shared_roots"][0]["in_flight"] >= 8, "the reads")
+            self.until(lambda: self.at_root(client) >= 8, "the reads")
             if end == "the connection's end":
                 reader.close()
                 self.until(lambda: client.metrics()["requests_active"] == 0, end)
