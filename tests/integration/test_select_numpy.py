@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""The scores of many blocks and the choices of kernels/sparse against the independent numpy of
+"""The scores of many blocks of kernels/sparse against the independent numpy of
 tests/reference/sparse/methods.py. Every method, reduce and way of joining heads, on every
-instruction set. Ties, NaN, infinities and windows."""
+instruction set."""
 
 import ctypes
 import itertools
@@ -22,18 +22,10 @@ class ScoreSpec(ctypes.Structure):
     _fields_ = [(n, u32) for n in ("metric", "reduce", "heads", "rows", "q_heads")] + [("beta", ctypes.c_float)]
 
 
-class ChooseSpec(ctypes.Structure):
-    _fields_ = [(n, u32) for n in ("policy", "block_tokens", "topk_tokens", "min_blocks", "sink_blocks", "recent_blocks",
-                                   "limit")] + [("beta", ctypes.c_float), ("sparse_ratio", ctypes.c_double),
-                                                ("eps", ctypes.c_double)]
-
-
 LIB.test_scores.argtypes = [ctypes.c_void_p, ctypes.POINTER(ScoreSpec), ctypes.c_void_p, ctypes.c_void_p, u32, u32,
                             ctypes.c_void_p]
-LIB.test_choose.argtypes = [ctypes.POINTER(ChooseSpec), ctypes.c_void_p, u32, u32, ctypes.c_void_p]
 LIB.test_history.argtypes = [ctypes.c_void_p, u32, ctypes.c_void_p]
 assert LIB.test_score_spec_bytes() == ctypes.sizeof(ScoreSpec)
-assert LIB.test_choose_spec_bytes() == ctypes.sizeof(ChooseSpec)
 
 
 class Scores(unittest.TestCase):
@@ -93,52 +85,8 @@ class Scores(unittest.TestCase):
             self.compare(methods.Spec(**MLA, **args), 2, 1, 16, modes)
 
 
-class Choices(unittest.TestCase):
-    def choose(self, spec, scores, room=None):
-        scores = np.ascontiguousarray(scores, np.float32)
-        n = len(scores)
-        index = np.empty(n + 1, np.uint32)
-        count = LIB.test_choose(ctypes.byref(spec), scores.ctypes.data, n, n if room is None else room, index.ctypes.data)
-        self.assertGreaterEqual(count, 0)
-        return index[:count].astype(np.int64)
-
-    def scores(self, rng, n, kind):
-        s = rng.standard_normal(n).astype(np.float32)
-        if kind == "ties":
-            s = np.round(s)
-        elif kind == "odd":
-            odd = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 3e38], np.float32)
-            s = np.where(rng.random(n) < 0.5, odd[rng.integers(len(odd), size=n)], s)
-        return s
-
-    def test_top_k(self):
-        rng = np.random.default_rng(1)
-        for round_ in range(600):
-            n, kind = int(rng.integers(1, 200)), ("plain", "ties", "odd")[round_ % 3]
-            ratio, least = float(rng.integers(0, 101)) / 100, int(rng.integers(0, 8))
-            tokens = int(rng.integers(1, 16 * n)) if rng.random() < 0.3 else 0
-            init, local = int(rng.integers(0, 4)), int(rng.integers(0, 4))
-            spec = ChooseSpec(policy=0, block_tokens=16, topk_tokens=tokens, min_blocks=least, sink_blocks=init,
-                              recent_blocks=local, sparse_ratio=ratio)
-            s = self.scores(rng, n, kind)
-            k = methods.count_topk(n, ratio, least, tokens, 16)
-            np.testing.assert_array_equal(self.choose(spec, s), methods.choose_topk(s, k, init, local), f"round {round_}")
-
-    def test_mass(self):
-        rng = np.random.default_rng(2)
-        for round_ in range(600):
-            n, kind = int(rng.integers(1, 200)), ("plain", "ties", "odd")[round_ % 3]
-            eps, limit = float(rng.random()), int(rng.integers(5, 100)) if rng.random() < 0.3 else 0
-            spec = ChooseSpec(policy=1, beta=2.0, eps=eps, sink_blocks=1, recent_blocks=2, limit=limit)
-            s = self.scores(rng, n, kind)
-            want = methods.choose_mass(s, eps, 2.0, 1, 2)
-            if limit and len(want) > limit and np.isinf(s).sum() == 0:
-                want = methods.choose_mass(s, eps, 2.0, 1, 2, limit)
-            elif limit:
-                spec.limit = 0
-            np.testing.assert_array_equal(self.choose(spec, s), want, f"round {round_}")
-
-    def test_history(self):
+class History(unittest.TestCase):
+    def test_scores(self):
         uses = np.array([0, 4, 1, 0, 0, 2, 9], np.uint32)
         got = np.empty(len(uses), np.float32)
         LIB.test_history(uses.ctypes.data, len(uses), got.ctypes.data)

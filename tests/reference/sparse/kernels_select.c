@@ -1,4 +1,4 @@
-/* Scores of many blocks, and choices, for Python tests. */
+/* Scores of many blocks, for Python tests. */
 #include "kernels/sparse/select.h"
 
 #include <stdlib.h>
@@ -10,11 +10,6 @@
 uint32_t test_score_spec_bytes(void)
 {
     return sizeof(struct ucm_score_spec);
-}
-
-uint32_t test_choose_spec_bytes(void)
-{
-    return sizeof(struct ucm_choose_spec);
 }
 
 /* summaries: one after the other. Each step runs in two ranges that meet at cut. Returns the number
@@ -41,23 +36,6 @@ int test_scores(const struct ucm_summary_plan *plan, const struct ucm_score_spec
     }
     free(scratch);
     return (int)ucm_score_lists(plan, spec);
-}
-
-int test_choose(const struct ucm_choose_spec *spec, const float *scores, uint32_t n, uint32_t room,
-                uint32_t *index)
-{
-    char why[UCM_SPARSE_WHY];
-    void *scratch;
-    uint32_t count;
-
-    if (ucm_choose_check(spec, why) < 0)
-        return -1;
-    scratch = malloc(ucm_choose_scratch_bytes(spec, n));
-    if (scratch == NULL)
-        return -1;
-    count = ucm_choose(spec, scores, n, scratch, index, NULL, room);
-    free(scratch);
-    return (int)count;
 }
 
 void test_history(const uint32_t *uses, uint32_t n, float *scores)

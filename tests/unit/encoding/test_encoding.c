@@ -1,4 +1,4 @@
-/* Specs, sizes and identities of encodings; elements of 16 bits. */
+/* Specs and identities of encodings; elements of 16 bits. */
 #include "kernels/encoding/encoding.h"
 
 #include "tests/unit/encoding/encoding_rig.h"
@@ -72,18 +72,6 @@ Test(encoding, the_table_has_each_name_once)
         cr_assert_eq(ucm_encoding_method_named((*m)->name), *m);
     }
     cr_assert_null(ucm_encoding_method_named("none"));
-}
-
-Test(encoding, sizes_are_multiples_of_16)
-{
-    struct ucm_encoding_spec s = good();
-
-    cr_assert_eq(ucm_encoding_raw_layer_bytes(&s), 2 * 16 * 8 * 128 * 2);
-    cr_assert_eq(ucm_encoding_layer_bytes(&s), 2 * (16 * 8 * 128 + 16 * 8));
-    for (uint32_t dim = 1; dim <= 64; dim++) {
-        s = rig_spec(UCM_ENCODING_FP8, UCM_ENCODING_F16, 3, 3, dim);
-        cr_assert_eq(ucm_encoding_bytes(&s, 1), (9 * dim + 15) / 16 * 16 + 16);
-    }
 }
 
 static bool same_identity(const struct ucm_encoding_spec *a, const struct ucm_encoding_spec *b)

@@ -1,28 +1,9 @@
-/* int8, a scale a row or a channel: the stated error, runs, identities. */
+/* int8, a scale a row or a channel: the stated error, identities. test_encoding_numpy.py compares
+ * scales and runs. */
 #include "tests/unit/encoding/encoding_rig.h"
 
 #include <errno.h>
 #include <math.h>
-
-/* The scale is a normal number, not less than needed, and one less would be too small. */
-Test(encoding_int8, scales_are_the_least)
-{
-    for (size_t i = 0; i < 2; i++)
-        for (uint32_t h = 0; h < ucm_element_inf(rig_dtypes[i]); h++) {
-            float a = ucm_element_decode(rig_dtypes[i], h);
-            uint32_t s = ucm_int8_scale(ucm_magnitude(a));
-            float reciprocal = 1.0f / ucm_bf16_decode(s);
-
-            cr_assert_geq(s, 0x80);
-            cr_assert_geq((double)ucm_bf16_decode(s) * 126, (double)a);
-            if (s > 0x80)
-                cr_assert_lt((double)ucm_bf16_decode(s - 1) * 126, (double)a);
-            cr_assert_leq(ucm_int8_encode(a, reciprocal), 126);
-            cr_assert_geq(ucm_int8_encode(-a, reciprocal), -126);
-            if (s > 0x80)
-                cr_assert_geq(ucm_int8_encode(a, reciprocal), 125);
-        }
-}
 
 static float scale_of(const struct rig_tensor *r, uint64_t element)
 {
@@ -83,62 +64,6 @@ Test(encoding_int8, the_stated_error_holds)
             round_trip(&spec, 0, (enum rig_values)values, i % 3);
             round_trip(&spec, 1, (enum rig_values)values, i % 3);
         }
-}
-
-/* A channel that stands out has a scale of its own. */
-Test(encoding_int8, channels_do_not_share_a_scale)
-{
-    for (uint32_t order = 0; order < 2; order++) {
-        struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_INT8, UCM_ENCODING_BF16, 4, 2, 8);
-        struct rig_tensor r;
-
-        spec.axis = UCM_ENCODING_AXIS_CHANNEL;
-        spec.tensor[0].order = order;
-        r = rig_tensor(&spec, 0, 0);
-        for (uint32_t i = 0; i < 64; i++) {
-            uint32_t head = order == 0 ? i / 8 % 2 : i / 32;
-
-            rig_put(r.raw, i, ucm_bf16_encode(ldexpf(126, (int)(head * 8 + i % 8))));
-        }
-        ucm_encode(&spec, 0, r.raw, r.encoded);
-        for (uint32_t i = 0; i < 64; i++)
-            cr_assert_eq(r.encoded[i], 126);
-        for (uint32_t i = 0; i < 16; i++)
-            cr_assert_eq(ucm_bf16_decode(rig_get(r.encoded + 64, i)), ldexpf(1, (int)i));
-        rig_free(&r);
-    }
-}
-
-/* A tensor of several layers with runs of a layer's tokens: the scales of each layer by itself. */
-Test(encoding_int8, runs_are_tensors_side_by_side)
-{
-    for (uint32_t order = 0; order < 2; order++) {
-        struct ucm_encoding_spec whole = rig_spec(UCM_ENCODING_INT8, UCM_ENCODING_BF16, 13, 1, 24);
-        struct rig_tensor r, part;
-        uint64_t codes = 13 * 24 + 8, at = 0;
-
-        whole.axis = UCM_ENCODING_AXIS_CHANNEL;
-        whole.run = 5;
-        whole.tensor[0].order = order;
-        r = rig_tensor(&whole, 0, 0);
-        cr_assert_eq(r.bytes, codes + 3 * 24 * 2);
-        rig_fill(&whole, 0, RIG_VALUES, r.raw);
-        ucm_encode(&whole, 0, r.raw, r.encoded);
-        for (uint32_t run = 0; run < 3; run++) {
-            struct ucm_encoding_spec one = whole;
-            uint32_t tokens = run < 2 ? 5 : 3;
-
-            one.tensor[0].tokens = tokens;
-            one.run = 0;
-            part = rig_tensor(&one, 0, 0);
-            ucm_encode(&one, 0, r.raw + 2 * at, part.encoded);
-            cr_assert_arr_eq(part.encoded, r.encoded + at, tokens * 24);
-            cr_assert_arr_eq(part.encoded + part.bytes - 48, r.encoded + codes + 48 * run, 48);
-            at += tokens * 24;
-            rig_free(&part);
-        }
-        rig_free(&r);
-    }
 }
 
 /* A run of all tokens is the same as 0, and axis 0 has no runs. */

@@ -1,4 +1,5 @@
-/* q4: scales, codes, rotation, shifts, centres, the stated error, what is not finite. */
+/* q4: codes, rotation, centres, the stated error, what is not finite. test_encoding_numpy.py
+ * compares scales, shifts and sizes. */
 #include "kernels/encoding/q4_layout.h"
 #include "tests/unit/encoding/encoding_rig.h"
 
@@ -18,17 +19,6 @@ Test(encoding_q4, rotates_the_largest_power_of_two)
     spec = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 16, 8, 72);
     cr_assert_eq(ucm_encoding_check(&spec, why), -EINVAL);
     cr_assert_str_eq(why, "dim of tensor 0 is 72; q4 rotates multiples of 16");
-}
-
-Test(encoding_q4, sizes)
-{
-    struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 16, 8, 128);
-    uint32_t rows = 16 * 8;
-
-    cr_assert_eq(ucm_encoding_bytes(&spec, 1), rows * 64 + rows * 2);
-    cr_assert_eq(ucm_encoding_bytes(&spec, 0), (rows + 8) * 64 + (rows + 8) * 2 + 8 * 64);
-    spec.tensor[0].tokens = 17;
-    cr_assert_eq(ucm_encoding_bytes(&spec, 0), (17 * 8 + 2 * 8) * 66 + 2 * 8 * 64);
 }
 
 /* Each code's level is a value for which that code is chosen. The largest error is 15 scales. */
@@ -170,64 +160,6 @@ static void put(const struct rig_tensor *r, uint64_t i, float x)
     rig_put(r->raw, i, ucm_element_encode(r->spec.dtype, x));
 }
 
-/* In a tile of 5 rows channel c is 2^c in one row, if it is below `channels`, and 1 elsewhere. */
-static struct rig_tensor stairs(uint32_t dtype, uint32_t channels)
-{
-    struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, dtype, 5, 1, 32);
-    struct rig_tensor r = rig_tensor(&spec, 0, 0);
-
-    for (uint32_t i = 0; i < 5 * 32; i++)
-        put(&r, i, i / 32 == i % 5 && i % 32 < channels ? ldexpf(1, (int)(i % 32)) : 1);
-    return r;
-}
-
-Test(encoding_q4, shifts_are_octaves_above_the_median_channel)
-{
-    for (uint32_t i = 0; i < 2; i++) {
-        struct rig_tensor r = stairs(rig_dtypes[i], 16); /* the median channel is 1 */
-
-        for (uint32_t row = 0; row < 5; row++) /* of channel 9 only one row counts */
-            rig_put(r.raw, row * 32 + 9,
-                    row == 3 ? ucm_element_inf(rig_dtypes[i]) : ucm_element_nan(rig_dtypes[i]));
-        put(&r, 2 * 32 + 9, 3);
-        put(&r, 20, 0);
-        ucm_encode(&r.spec, 0, r.raw, r.encoded);
-        for (uint32_t c = 0; c < 32; c++)
-            cr_assert_eq(shift_of(&r, 0, c), c == 9 || c <= 2 || c >= 16 ? 0 : c - 2, "channel %u",
-                         c);
-        rig_free(&r);
-    }
-}
-
-Test(encoding_q4, shifts_are_15_at_most)
-{
-    struct rig_tensor r = stairs(UCM_ENCODING_BF16, 15);
-
-    for (uint32_t c = 17; c < 32; c++)
-        put(&r, c, ldexpf(1, (int)c));
-    ucm_encode(&r.spec, 0, r.raw, r.encoded);
-    /* 2^0 to 2^14, two more of 2^0, then 2^17 to 2^31: the 16th smallest is 2^13. */
-    for (uint32_t c = 0; c < 32; c++)
-        cr_assert_eq(shift_of(&r, 0, c), c <= 16 ? 0 : c - 15 < 15 ? c - 15 : 15, "channel %u", c);
-    rig_free(&r);
-}
-
-/* Channels of zeros count like others. Where they are most of the channels, all others are shifted
- * alike. */
-Test(encoding_q4, shifts_of_zeros)
-{
-    struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 16, 1, 64);
-    struct rig_tensor r = rig_tensor(&spec, 0, 0);
-
-    for (uint32_t i = 0; i < 16 * 64; i++)
-        put(&r, i, i % 64 < 20 ? rig_normal() : 0);
-    rig_round_trip(&r);
-    for (uint32_t c = 0; c < 64; c++)
-        cr_assert_eq(shift_of(&r, 0, c), c < 20 ? 15 : 0);
-    check_tensor(&r);
-    rig_free(&r);
-}
-
 /* One channel pair's values don't change the loss in the others. */
 Test(encoding_q4, outliers_do_not_set_the_scale)
 {
@@ -251,42 +183,4 @@ Test(encoding_q4, outliers_do_not_set_the_scale)
     }
     for (uint32_t i = 1; i < 4; i++)
         cr_assert(lost[i] < 1.15 * lost[0], "2^%u: %g, not %g", 5 * i, lost[i], lost[0]);
-}
-
-/* The seed and the order of K's rows are part of the identity. */
-Test(encoding_q4, identity)
-{
-    struct ucm_encoding_spec a = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 16, 8, 128), b = a;
-    uint8_t x[UCM_ENCODING_IDENTITY_BYTES], y[UCM_ENCODING_IDENTITY_BYTES];
-
-    b.seed = 7;
-    b.tensor[0].order = b.tensor[1].order = UCM_ENCODING_HND;
-    ucm_encoding_identity(&a, x);
-    ucm_encoding_identity(&b, y);
-    cr_assert_eq(y[24], 7);
-    cr_assert_eq(y[48], 1);
-    cr_assert_eq(y[68], 0, "V has no centres");
-    cr_assert_arr_neq(x, y, sizeof(x));
-}
-
-/* The same rows in the other order: the same codes, in that order. */
-Test(encoding_q4, order_is_where_rows_lie)
-{
-    struct ucm_encoding_spec nhd = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 20, 3, 64), hnd;
-    struct rig_tensor a = rig_tensor(&nhd, 0, 0), b;
-
-    hnd = nhd;
-    hnd.tensor[0].order = UCM_ENCODING_HND;
-    b = rig_tensor(&hnd, 0, 0);
-    rig_fill(&nhd, 0, RIG_NORMAL, a.raw);
-    for (uint32_t t = 0; t < 20; t++)
-        for (uint32_t h = 0; h < 3; h++)
-            memcpy(b.raw + 128 * (h * 20 + t), a.raw + 128 * (t * 3 + h), 128);
-    ucm_encode(&nhd, 0, a.raw, a.encoded);
-    ucm_encode(&hnd, 0, b.raw, b.encoded);
-    for (uint32_t t = 0; t < 20; t++)
-        for (uint32_t h = 0; h < 3; h++)
-            cr_assert_arr_eq(b.encoded + 32 * (h * 20 + t), a.encoded + 32 * (t * 3 + h), 32);
-    rig_free(&a);
-    rig_free(&b);
 }

@@ -1,4 +1,4 @@
-/* Summary specs: refusals with their sentences, sizes, byte ranges, the canonical form. A build
+/* Summary specs: refusals with their sentences, byte ranges, the canonical form. A build
  * stays in its memory. test_summary_numpy.py compares values with numpy. */
 #include "kernels/sparse/arith.h"
 #include "kernels/sparse/sparse.h"
@@ -55,29 +55,6 @@ static void taken(struct ucm_summary_spec spec, uint32_t bytes)
         s_.field = (value);                                                                        \
         refused(s_, says);                                                                         \
     } while (0)
-
-Test(summary, sizes_are_those_of_the_table)
-{
-    struct ucm_summary_spec s = spec_of(UCM_SUMMARY_SUBMEAN);
-
-    taken(spec_of(UCM_SUMMARY_MEAN), 2 * 64 + 4);
-    taken(s, 2 * 4 * (64 + 2));
-    s.keep_bytes = 4;
-    memset(s.keep, 0x11, 4);
-    taken(s, 2 * 4 * (16 + 2));
-    taken(spec_of(UCM_SUMMARY_BOX), 4 * 64 + 4);
-    taken(spec_of(UCM_SUMMARY_HASH), 2 * 16 * 16 + 8);
-    taken(spec_of(UCM_SUMMARY_STATS), 6 * 64 + 12);
-    taken(spec_of(UCM_SUMMARY_TOKENS), 2 * 2 * (64 + 2));
-    s = spec_of(UCM_SUMMARY_TOKENS);
-    s.rest = UCM_REST_MEAN;
-    taken(s, 2 * 3 * (32 + 2));
-    s.shape.head_dim = 36; /* 16 bytes for each 32 channels that are begun */
-    taken(s, 2 * 3 * (32 + 2));
-    s = spec_of(UCM_SUMMARY_MEAN);
-    s.shape.kv_heads = 1;
-    taken(s, 64 + 2 + 2); /* padded to 4 */
-}
 
 Test(summary, every_bound_of_a_shape_is_refused_with_a_sentence)
 {
