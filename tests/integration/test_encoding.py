@@ -211,15 +211,6 @@ class FallThrough(EncodingCase):
             self.assertEqual(engine.pages.bytes(name), self.right(engine, name), name)
         self.assertEqual(engine.pages.bytes(7), bytes(BLOCK))
 
-    def test_layers_of_both_forms(self):
-        engine = self.mixed()
-        number = engine.pages.begin("load", range(7), range(7), progress_interval=1)
-        answer = engine.client.wait(number)
-        self.assertEqual(list(answer["status"]), [OK] * 7)
-        self.assertTrue(all(p["layers"] <= 2 for p in engine.client.progress.get(number, [])))
-        for name in range(7):
-            self.assertEqual(engine.pages.bytes(name), self.right(engine, name), name)
-
     def test_a_purge_reaches_either_form_though_leased(self):
         engine = self.mixed()
         lease = engine.client.call("lookup", ns=engine.ns, keys=keys(*range(7)), lease_ms=60000)["lease"]
@@ -356,14 +347,6 @@ class Fleet(EncodingCase):
             self.assertEqual([engine.pages.bytes(4 + i) for i in range(4)], plain[0],
                              "raw blocks serve all")
 
-    def test_two_engines_of_one_encoding_share(self):
-        one, other = self.engine("fp8"), self.engine("fp8")
-        plain = one.pages.fill(0)
-        self.assertEqual(one.dump([0], [0]), [OK])
-        self.assertEqual(other.dump([0], [3]), [EXISTS])
-        self.assertEqual(other.load([0], [1]), [OK])
-        self.assertEqual(other.pages.bytes(1), one.through(plain))
-
 
 class Random(EncodingCase):
     """Random requests against a model of what each key may hold. A load brings one of these values,
@@ -448,33 +431,6 @@ class Random(EncodingCase):
             names = [i if i != gap else "gap" for i in range(700)]
             self.assertEqual(engine.hits(*names), 700 if gap is None else gap)
             self.assertEqual(engine.each(*names).count(0), gap is not None)
-
-
-class Small(EncodingCase):
-    options = {"arena.size": f"{86 * BLOCK >> 20}MiB", "nvme": False}
-
-    def test_full_dram(self):
-        """More blocks than fit, of both forms at once: every load is right or a miss."""
-        engine, plain = self.engine("fp8", blocks=64), {}
-        for turn in range(6):
-            names = [f"{turn}.{i}" for i in range(64)]
-            for i, name in enumerate(names):
-                plain[name] = engine.pages.fill(i)
-            for form in (False, True):
-                status = engine.dump(names[form::2], range(form, 64, 2), raw=form)
-                self.assertTrue(set(status) <= {OK, 3})
-        found = [name for name in plain if engine.each(name) != [0]]
-        self.assertGreater(len(found), 10)
-        right = {engine.through(data) for data in plain.values()} | set(plain.values())
-        for first in range(0, len(found), 64):
-            some = found[first:first + 64]
-            engine.pages.clear()
-            status = engine.load(some, range(len(some)))
-            for i, name in enumerate(some):
-                self.assertIn(status[i], (OK, MISS))
-                if status[i] == OK:
-                    self.assertIn(engine.pages.bytes(i), (plain[name], engine.through(plain[name])))
-        self.assertGreater(len(right), 1)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,6 @@ def room(first, n=1):
     return PAGE + -(-(first + n) * LAYER // PAGE) * PAGE - first * LAYER // PAGE * PAGE
 
 
-def begin_many(pool):
-    """8 gathers, each into slots of its own: the daemon writes them by threads, in any order."""
-    for first in range(0, 8 * BLOCKS, BLOCKS):
-        pool.begin([(block, random.randrange(LAYERS), first + block) for block in range(BLOCKS)], keys=keys(*range(BLOCKS)))
-
-
 class Layers(OwnDaemons, Case):
     def setUp(self):
         super().setUp()
@@ -153,22 +147,12 @@ class Layers(OwnDaemons, Case):
             data = blocks[index][layer * encoded.LAYER:(layer + 1) * encoded.LAYER]
             self.assertEqual(pool.bytes(slot), reference.decode(reference.encode(data)))
 
-    def test_a_client_that_dies(self):
-        self.stored()
-        for _ in range(20):
-            other = Client(self.daemon)
-            pool = Pool(other, other.open(IDENTITY), LAYER, 8 * BLOCKS)
-            begin_many(pool)
-            other.close()
-        # the daemon reads the client's last requests when it is that connection's turn
-        self.until(self.nothing_is_held, "the end of all uses")
-        self.assertEqual(self.gather((1, 3)), [OK])
-
     def test_killed_while_it_gathers(self):
         """Acknowledged blocks are there, layer by layer, however often the daemon dies."""
         kv = self.stored()
         for _ in range(4):
-            begin_many(self.pool)
+            for first in range(0, 8 * BLOCKS, BLOCKS):
+                self.pool.begin([(block, random.randrange(LAYERS), first + block) for block in range(BLOCKS)], keys=keys(*range(BLOCKS)))
             self.daemon.process.send_signal(signal.SIGKILL)
             self.daemon.process.wait()
             self.client.close()
@@ -176,14 +160,6 @@ class Layers(OwnDaemons, Case):
         items = [(block, random.randrange(LAYERS)) for block in range(BLOCKS)]
         self.assertEqual(self.gather(*items), [OK] * BLOCKS)
         self.right(kv, *items)
-
-    def test_more_than_the_arena(self):
-        """Gathers take the slots that they find for staging, and give them back."""
-        kv = self.stored(**{"arena.size": "1MiB"})
-        for _ in range(20):
-            items = [(random.randrange(BLOCKS), random.randrange(LAYERS)) for _ in range(64)]
-            self.assertEqual(self.gather(*items), [OK] * 64)
-            self.right(kv, *items)
 
     def test_many_at_once_want_more_than_the_arena(self):
         """Each gather waits for slots that others hold, or is cancelled meanwhile."""

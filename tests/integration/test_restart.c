@@ -103,29 +103,6 @@ Test(restart, without_its_names_the_cache_is_empty_and_works)
     worker_expect(&w, 0, BLOCKS);
 }
 
-/* There is a torn record in front. Later ones are appended after the last whole one. */
-Test(restart, damaged_names_are_passed_over)
-{
-    char junk[4096];
-    int fd;
-
-    open_host();
-    worker_store(&w, 0, BLOCKS);
-    wait_written(BLOCKS);
-    fd = open_file("ucmd.namespaces", O_WRONLY | O_APPEND);
-    memset(junk, 0x5a, sizeof(junk));
-    cr_assert_eq(write(fd, junk, 1000), 1000);
-    close(fd);
-    restart(host_kill, NULL);
-    worker_expect(&w, 0, BLOCKS);
-    restart(host_kill, &(struct worker_options){.model = "second"});
-    worker_store(&w, 500, BLOCKS);
-    wait_written(BLOCKS);
-    restart(host_kill, &(struct worker_options){.model = "second"});
-    worker_expect(&w, 500, BLOCKS);
-    cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 2 * BLOCKS);
-}
-
 /* ---- durability ---- */
 
 Test(restart, what_was_acknowledged_as_durable_is_there_after_a_kill)
@@ -179,24 +156,6 @@ Test(restart, a_checkpoint_needs_no_slot_header)
     worker_expect(&w, 0, BLOCKS);
     /* the next checkpoint is written from the last one */
     restart(stop_clean, NULL);
-    worker_expect(&w, 0, BLOCKS);
-}
-
-static void stop_clean_and_damage(struct host *h)
-{
-    int fd;
-
-    stop_clean(h);
-    fd = open_file("ucmd.index", O_RDWR);
-    cr_assert_eq(pwrite(fd, "x", 1, 700), 1);
-    close(fd);
-}
-
-Test(restart, a_damaged_checkpoint_is_ignored)
-{
-    open_host();
-    worker_store(&w, 0, BLOCKS);
-    restart(stop_clean_and_damage, NULL);
     worker_expect(&w, 0, BLOCKS);
 }
 

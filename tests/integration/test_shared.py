@@ -91,24 +91,6 @@ class Share(Halves, SharedCase):
         self.assertEqual(other.look(*range(4)), {"hits": 4, "shared": 4})
         self.loaded(other, 4, bytes_of)
 
-    def test_a_file_that_another_host_removed_is_a_miss(self):
-        one, other = self.host(), self.host()
-        self.stored(one, 4)
-        self.assertEqual(other.look(*range(4), lease_ms=60000)["hits"], 4)
-        for path in self.files():
-            os.remove(path)
-        self.assertEqual(other.regions[0].load(range(4), range(4)), [MISS] * 4)
-        self.assertEqual(other.look(*range(4))["hits"], 0)
-        self.assertEqual(one.look(*range(4)), {"hits": 4, "dram": 4})
-        self.assertEqual(other.metrics()["shared_stale_lookups"], 4)
-
-    def test_prefetch_brings_them_to_dram(self):
-        one, other = self.host(), self.host()
-        self.stored(one, 4)
-        answer = other.client.call("prefetch", ns=other.ns, keys=keys(*range(5)))
-        self.assertEqual(list(answer["status"]), [OK] * 4 + [MISS])
-        self.assertEqual(other.look(*range(5)), {"hits": 4, "dram": 4})
-
     def test_each_key_is_told_by_where_it_lies(self):
         one, other = self.host(), self.host()
         self.stored(one, 2)

@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -101,17 +100,6 @@ class Stores(OwnDaemons, Case):
         self.assertEqual((root["backend"], root["program"], root["health"], root["backend_ends"], root["failures"]), ("mooncake", "mooncake", "up", 0, 0))
         self.assertIn(f"{store['target']}/{self.prefix}", other.daemon.ctl("shared").stdout)
         self.assertGreaterEqual(int(ask("GET", f"?count={self.prefix}")[1]), BLOCKS)
-
-    def test_a_killed_process_is_started_again(self):
-        host = self.host()
-        right = self.written(host)
-        reader = self.host()
-        self.assertEqual(reader.loaded(right), BLOCKS)
-        pid = reader.root()["pid"]
-        os.kill(pid, signal.SIGKILL)
-        more = self.written(host, first=BLOCKS)
-        self.until(lambda: reader.loaded(more) == BLOCKS, "its next process")
-        self.assertEqual((reader.root()["backend_ends"], reader.root()["backend_kills"]), (1, 0))
 
     def test_a_purge_says_that_objects_are_left(self):
         """The steps that docs/shared-tier.md then tells an operator remove only the namespace's

@@ -100,32 +100,6 @@ class Summaries(Case):
                     self.assertEqual(view[layer, :, : summary.bytes].tobytes(), bytes(here.data))
                 region.close()
 
-    def test_a_worker_may_store_its_own(self):
-        worker = self.worker()
-        worker.dump()
-        with worker.summaries() as summaries:
-            view, region = summary_region(summaries)
-            for layer in range(LAYERS):
-                here = summaries.summary.compute(worker.pages[layer])
-                view[layer, :, : summaries.summary.bytes] = np.asarray(here.data).view(np.uint8).reshape(BLOCKS, -1)
-            self.assertEqual(region.dump(names(), range(BLOCKS)).wait().ok, BLOCKS)
-            self.assertEqual(set(summaries.build(names()).wait().blocks), {BlockResult.EXISTS})
-            appended = summaries.sequence().append(names(), build=True)
-            self.assertEqual((appended.summaries, appended.built), (BLOCKS, 0))
-            region.close()
-
-    def test_a_second_engine_computes_nothing(self):
-        first = self.worker()
-        with first.summaries(build=True) as summaries:
-            first.dump()
-            summaries.sequence(names(), build=True).close()
-        second = self.worker()
-        self.assertEqual(set(second.dump().blocks), {BlockResult.EXISTS})
-        with second.summaries() as summaries, summaries.sequence() as sequence:
-            appended = sequence.append(names())
-            self.assertEqual((appended.blocks, appended.summaries, appended.built), (BLOCKS, BLOCKS, 0))
-            self.assertEqual(set(appended.status), {1 + sparse.HAS_SUMMARY})
-
     def test_a_summary_that_cannot_be(self):
         worker = self.worker()
         for shape in (
@@ -255,14 +229,6 @@ class Selections(Case):
             self.refused(Status.INVALID, sequence.select, 0, query())
             self.refused(Status.INVALID, len, sequence)
 
-    def test_a_sequence_that_is_not_used_ends_and_is_opened_again(self):
-        worker = self.worker()
-        worker.dump()
-        with worker.summaries() as summaries, summaries.sequence(names(), build=True, lease=0.05) as sequence:
-            before = plain(sequence.select(0, query()))
-            until(lambda: self.daemon.metrics()["sequences"] == 0, "the sequence's end")
-            self.assertEqual(plain(sequence.select(0, query())), before)
-
     def test_blocks_that_are_evicted_by_name_are_counted(self):
         worker = self.worker()
         worker.dump()
@@ -330,16 +296,6 @@ class Policies(Case):
         self.assertEqual(sparse.Policy("gsa-device").choose(16, 8192).topk_tokens, 4096)
         policy = sparse.Policy("topk:choice=mass,reduce=max,eps=0.9")
         self.assertEqual(policy.choose(16, 100), sparse.Mass(eps=0.9))
-
-    def test_budgets(self):
-        policy = sparse.Policy("auto:budget_tokens=4096,grow=0.25,min_tokens=0")
-        budget = policy.budget(16, 2048)
-        self.assertEqual(budget.blocks, 128)
-        self.assertEqual(policy.choose(16, 2048, budget).topk_tokens, 2048)
-        self.assertEqual(budget.next(2048, 0.1), 160)
-        self.assertEqual(policy.choose(16, 2048, budget).topk_tokens, 2560)
-        self.refused(Status.INVALID, sparse.Policy("esa").budget, 16, 100)
-        self.refused(Status.INVALID, policy.choose, 16, 100)
 
 
 class Schedules(Case):
@@ -485,23 +441,6 @@ class Restart(unittest.TestCase):
             more = sequence.select(0, query(6), sparse.TopK(sparse_ratio=1), prefetch=2).union()
             wanted = b"".join(names()[32 * b : 32 * b + 32] for b in more)
             until(lambda: set(worker.ns.lookup_per_key(wanted)[0]) == {Found.DRAM}, "what select prefetches")
-
-    def test_a_sequence_that_lost_blocks_says_so_once(self):
-        worker = Worker(self, self.daemon, "lost")
-        worker.dump()
-        with worker.summaries() as summaries, summaries.sequence(names(), build=True) as sequence:
-            self.start()
-            other = Worker(self, self.daemon, "lost")
-            other.ns.evict(names()[32 * 30 :])
-            with self.assertRaises(UcmError) as caught:
-                while True:  # a call under way during the break reports it
-                    sequence.select(0, query())
-                    self.assertNotEqual(len(sequence), BLOCKS)
-            self.assertEqual(caught.exception.status, Status.DISCONNECTED)
-            if len(sequence) == BLOCKS:
-                self.assertRaises(UcmError, sequence.select, 0, query())
-            self.assertEqual(len(sequence), 30)
-            sequence.select(0, query())
 
     def test_the_example_computes_nothing_twice(self):
         said, found = [], []

@@ -13,7 +13,6 @@ import numpy
 import model
 from ucmclient import BlockResult, Plane, SharedMemory, sparse
 from ucmclient.errors import UcmError
-from ucmclient.sparse import SummaryNamespace
 
 LAYOUTS = ("split", "fused", "packed", "content")
 TOKENS = 100
@@ -87,18 +86,6 @@ class Stored(Summarised):
         for part in (0, 1):
             self.assertTrue(numpy.array_equal(parts[part], self.computed(e, request.tokens[:TOKENS], part=part)))
         self.assertFalse(numpy.array_equal(*parts))
-
-    def test_a_second_engine_computes_none(self):
-        a, request = self.stored()
-        self.all_found(a, request)
-        before = self.stats()["summaries_built"]
-        self.assertGreaterEqual(before, WHOLE)
-        b, again = self.stored("warm")
-        self.assertEqual(b.loaded_tokens, WHOLE * BLOCK)
-        self.assertEqual(self.found(b, again), WHOLE)
-        with self.summaries(b).sequence(self.keys(again), build=True) as sequence:
-            self.assertEqual(len(sequence), WHOLE)
-        self.assertEqual(self.stats()["summaries_built"], before)
 
     def test_other_summaries_and_none_do_not_meet(self):
         a, request = self.stored()

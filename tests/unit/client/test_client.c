@@ -185,6 +185,9 @@ Test(client, bad_arguments_are_refused_here)
     l.n_keys = 1;
     l.lease_ms = 5;
     cr_expect_eq(ucm_lookup_prefix(rig.ns, &l, -1, &hits, NULL, NULL), -UCM_EINVALID);
+    l.lease_ms = 0;
+    l.wait_mode = UCM_WAIT_MODE_LATER;
+    cr_expect_eq(ucm_lookup_prefix(rig.ns, &l, -1, &hits, NULL, NULL), -UCM_EINVALID, "no pending");
     cr_expect_eq(ucm_load(rig.region, &t, -1, &task), -UCM_EINVALID, "no blocks");
     t.blocks = rig.blocks;
     t.priority = 8;

@@ -10,7 +10,7 @@
 
 /* ---- a connection that keeps what it is sent ---- */
 
-#define ANSWERS_MAX 64
+#define ANSWERS_MAX 96
 
 struct conn {
     struct answer {

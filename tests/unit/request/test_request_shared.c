@@ -214,6 +214,26 @@ Test(request_shared, who_gives_up_gets_what_is_here)
     cr_expect(!r.pending && r.hits == 2, "the shared tier's late answer serves the next");
 }
 
+Test(request_shared, so_many_of_a_connection_are_under_way)
+{
+    enum { MOST = 64 }; /* docs/methods.md, lookup */
+    struct shared_lookup *asked[MOST];
+
+    for (uint64_t i = 0; i < MOST; i++) {
+        cr_assert(look(UCM_LOOKUP_LATER, 1 + 2 * i, 2, false).pending, "%d", (int)i);
+        asked[i] = shared.lookup;
+        shared.lookup = NULL;
+    }
+    cr_expect_not(look(UCM_LOOKUP_LATER, 1000, 2, false).pending, "as without a shared tier");
+    cr_expect(look(UCM_LOOKUP_LATER, 1, 2, false).pending);
+    cr_expect_eq(shared.lookups, (unsigned)MOST, "each is asked once");
+    for (uint64_t i = 0; i < MOST; i++) {
+        shared.lookup = asked[i];
+        lookup_ends(0);
+    }
+    cr_expect(look(UCM_LOOKUP_LATER, 1000, 2, false).pending);
+}
+
 Test(request_shared, a_shared_tier_that_can_not_be_asked_keeps_nobody_waiting)
 {
     shared.lookup_error = -EAGAIN;
