@@ -2,7 +2,6 @@
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>
-#include <string.h>
 
 static struct host host;
 static struct worker w;
@@ -27,44 +26,6 @@ static void store(uint64_t first, uint32_t n)
 {
     for (uint64_t i = first; i < first + n; i += 64)
         worker_store(&w, i, 64);
-}
-
-Test(room, pinned_blocks_stay)
-{
-    uint8_t keys[64 * WORKER_KEY_BYTES];
-    uint64_t changed;
-
-    open_host();
-    store(0, 64);
-    keys_make(0, 64, keys);
-    cr_assert_eq(ucm_pin(w.ns, keys, 64, -1, &changed), 0);
-    cr_expect_eq(changed, 64u);
-    store(1000, 512);
-    cr_expect_eq(worker_hits(&w, 0, 64), 64u);
-    cr_assert_eq(ucm_unpin(w.ns, keys, 64, -1, &changed), 0);
-    cr_expect_eq(changed, 64u);
-    store(2000, 512);
-    cr_expect_lt(worker_hits(&w, 0, 64), 64u);
-}
-
-/* Half of the arena is pinned and coldest. The other half serves all new blocks. */
-Test(room, pinned_blocks_do_not_hide_those_that_may_go)
-{
-    struct worker small;
-    uint8_t keys[64 * WORKER_KEY_BYTES];
-    uint64_t changed;
-
-    open_host();
-    worker_open(&small, &host, &(struct worker_options){.model = "small", .layer_bytes = 1024});
-    for (uint64_t i = 0; i < 2048; i += 64) {
-        worker_store(&small, i, 64);
-        keys_make(i, 64, keys);
-        cr_assert_eq(ucm_pin(small.ns, keys, 64, -1, &changed), 0);
-        cr_assert_eq(changed, 64u);
-    }
-    for (uint64_t i = 100000; i < 110000; i += 64)
-        worker_store(&small, i, 64); /* asserts that none is skipped */
-    worker_close(&small);
 }
 
 /* Two slot sizes: an arena full of one makes way for the other. */
