@@ -15,12 +15,13 @@ import sys
 from modules import TOP
 
 BLOCKS, LAYERS, FRAGMENT = 4, 4, 4096
+PROMPTS = 100
 FEW, MANY = 1, 101
 
 
 def requests(name):
     """{what a daemon is asked for: (done before, done again and again)}. An identity, pages, keys and calls are as in the README."""
-    return {"load": (dump, load), "dump": (nothing, dump), "lookup": (dump, lookup)}[name]
+    return {"load": (dump, load), "dump": (nothing, dump), "lookup": (dump_prompts, lookup)}[name]
 
 
 def nothing(_ns, _region, _turn):
@@ -41,12 +42,17 @@ def dump(_ns, region, turn):
     done(region.dump(keys(turn), list(range(BLOCKS))))
 
 
+def dump_prompts(ns, region, _turn):
+    for turn in range(PROMPTS):
+        dump(ns, region, turn)
+
+
 def load(_ns, region, _turn):
     done(region.load(keys(0), list(range(BLOCKS))))
 
 
-def lookup(ns, _region, _turn):
-    assert ns.lookup_prefix(keys(0), lease=60).blocks == BLOCKS
+def lookup(ns, _region, turn):
+    assert ns.lookup_prefix(keys(turn % PROMPTS), lease=60).blocks == BLOCKS
 
 
 def serve(counted, name, n):
