@@ -15,8 +15,8 @@ import sys
 from modules import TOP
 
 BLOCKS, LAYERS, FRAGMENT = 4, 4, 4096
-PROMPTS = 100
 FEW, MANY = 1, 101
+PROMPTS = 100  # that lookups take in turn: a daemon samples one key in 16 at random, to count reuse
 
 
 def requests(name):
@@ -43,8 +43,10 @@ def dump(_ns, region, turn):
 
 
 def dump_prompts(ns, region, _turn):
+    """Each has a lease from the start, so that no lookup's lease is its blocks' last."""
     for turn in range(PROMPTS):
         dump(ns, region, turn)
+        lookup(ns, region, turn)
 
 
 def load(_ns, region, _turn):
