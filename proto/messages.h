@@ -56,7 +56,7 @@
 /* Common fields. A field without a meaning of its own has this one.
  * ns: from `namespace.open`, `encoding.open` or `summary.open`.
  * fingerprint: docs/protocol.md, "Fingerprint".
- * instance: random at each start; when it changes, all numbers are void.
+ * instance: random at each start of the daemon. A change voids all numbers.
  * region: from `region.register`.
  * sequence: from `sequence.open`.
  * mapping: from `mapping.open`.
@@ -64,11 +64,13 @@
  * key: of `key_bytes`.
  * layer: first layer, from 0.
  * layers: how many; 0: all from `layer` on.
+ * part: the first.
  * parts: how many; 0: all from `part` on.
  * first: a block's place in the sequence.
  * priority: higher first.
  * timeout_ms: since the daemon read the request; 0: its default (30 s).
- * gpu_busy: the GPU computes: copies leave gaps, for 0.3 s or until the region's next load or dump.
+ * gpu_busy: the GPU computes, so copies leave gaps for 0.3 s, or until the region's next load or
+ *   dump.
  * request: the engine's id of its request, for `trace`.
  * tenant: its name.
  * cursor: 0: the first page.
@@ -77,7 +79,7 @@
  * ready: published parts.
  * complete: all parts are published.
  * pinned: an operator pinned it.
- * leases: leases and requests that keep it. */
+ * leases: leases and requests that keep the block. */
 
 /* In handles:
  * kind: 0 (cpu): `fd` is a memfd; 1: `ipc`, proven by `region.challenge`; 2: `fd` is of
@@ -133,7 +135,7 @@ enum ucm_handle_kind {
 /* version: spoken from now on.
  * server: its name and version.
  * tenant: the caller's.
- * admin: an operator.
+ * admin: the caller is an operator.
  * max_frame_bytes: of a body.
  * max_keys: of a request.
  * max_requests: under way.
@@ -155,8 +157,8 @@ enum ucm_handle_kind {
     F(m, u64, max_lease_ms, REQ, 1, UCM_U32)                                                       \
     F(m, u64, max_timeout_ms, REQ, 1, UCM_U32)
 
-/* Method namespace.open. Opens a namespace for this connection. At a limit, the least recently used
- * namespace goes that is not open and holds no blocks.
+/* Method namespace.open. Opens a namespace for this connection. At a limit, it replaces the least
+ * recently used namespace that is not open and holds no blocks.
  * Errors: INVALID: a part is too large for the arena; DENIED: the tenant is not the caller's; BUSY:
  *   too many are open or exist.
  * tenant: absent: the caller's.
@@ -197,8 +199,8 @@ enum ucm_handle_kind {
  * region may leave layers out; then `load` and `dump` name the layers that it has. Planes of an
  * encoded namespace hold raw KV.
  *
- * With `block_pool` it is a GPU block pool for `gather` alone: each of `blocks` entries takes one
- * layer of any block. Its planes are those of one layer, with `layer` 0.
+ * With `block_pool` the region is a GPU block pool for `gather` alone: each of `blocks` entries
+ * takes one layer of any block. The planes are those of one layer, with `layer` 0.
  * Errors: INVALID: handles or planes are wrong; DEVICE: a handle can't be opened; DENIED: a handle
  *   of kind 1 without its proof (`region.challenge`); BUSY: the connection has `max_regions`.
  * part: the worker's, from 0.
@@ -207,19 +209,19 @@ enum ucm_handle_kind {
  * gpu: with `cuda`: the GPU's UUID (`cuDeviceGetUuid`).
  * handles: plain.
  * planes: plain.
- * ring_region: its name in the staging ring's orders; 0: never staged.
+ * ring_region: its number in the staging ring's orders; 0: never staged.
  * block_pool: plain.
  * rope: of K in a layer: offset of its first byte; rows; channels of a row; first rotary channel;
  *   how many rotary channels; tokens of a head in a row (absent: 1).
  * rope_dtype: `f32`, `f16`, `bf16` or `fp8_e4m3`.
- * rope_interleaved: pairs are neighbours; else halves of the rotary part.
+ * rope_interleaved: pairs are neighbours; else one of each half of the rotary part.
  * rope_base: the rotary base, above 1.
  * rope_scaling: `default` (or absent), `linear`, `dynamic`, `yarn`, `llama3`.
  * rope_factor: all scaling but `default`: at least 1.
  * rope_trained: `dynamic`, `yarn`, `llama3`: tokens trained for before scaling.
  * rope_fast: `yarn`: beta_fast; `llama3`: high_freq_factor.
  * rope_slow: `yarn`: beta_slow; `llama3`: low_freq_factor.
- * rope_whole: `yarn`: round the ramp's ends to whole pairs, as is usual. */
+ * rope_whole: `yarn`: round the ramp's ends to whole pairs. */
 #define UCM_MSG_REGION_REGISTER(F, m)                                                              \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, u64, part, OPT, 0, UCM_MAX_PARTS - 1)                                                     \
@@ -246,8 +248,8 @@ enum ucm_handle_kind {
  * Errors: NOT_FOUND: no such region. */
 #define UCM_MSG_REGION(F, m) F(m, u64, region, REQ, 1, UCM_U32)
 
-/* Method region.challenge. Answers a nonce to prove that CUDA memory is the client's own. It comes
- * before each `region.register` with handles of kind 1 and each `ring.register`:
+/* Method region.challenge. Answers a nonce to prove that CUDA memory is the client's own. Before
+ * each `region.register` with handles of kind 1 and each `ring.register`:
  *
  * 1. Call `region.challenge`.
  * 2. Save the 16 bytes at each such handle's `offset`. Write the nonce over them, and wait until it
@@ -261,10 +263,10 @@ enum ucm_handle_kind {
 #define UCM_MSG_CHALLENGE_R(F, m) F(m, bin, nonce, REQ, UCM_NONCE_BYTES, UCM_NONCE_BYTES)
 
 /* Method ring.register. Registers a staging ring: entries of GPU memory that copies pass through,
- * and shared memory for their orders (docs/design/mappings.md, "Staging rings"). A connection has
- * one for each GPU, for its regions whose `ring_region` is not 0.
- * Errors: DEVICE: can't be mapped, or the worker's process is invisible; BUSY: there is a ring on
- *   that GPU, or in that memory; DENIED: no proof (`region.challenge`).
+ * and shared memory for orders (docs/design/mappings.md, "Staging rings"). A connection has one
+ * ring for each GPU, for regions whose `ring_region` is not 0.
+ * Errors: DEVICE: the memory can't be mapped, or the worker's process is invisible; BUSY: there is
+ *   a ring on that GPU, or in that memory; DENIED: no proof (`region.challenge`).
  * gpu: as in `region.register`.
  * ipc: a `cudaIpcMemHandle_t`.
  * offset: of the first entry in the allocation.
@@ -288,13 +290,13 @@ enum ucm_handle_kind {
  * key to the first miss: the cached prefix.
  *
  * The daemon asks the shared tier for keys that this host lacks. What is unknown after `wait_ms`,
- * or after a cancel, is a miss. For a prefix it asks for some keys only, and takes a key between
- * two found ones as found. It does not ask if the connection has `max_requests` under way.
+ * or after a cancel, is a miss. For a prefix it asks for some keys only, and takes keys between two
+ * found ones as found. It does not ask if the connection has `max_requests` under way.
  *
- * With `wait_mode` 1 it answers at once, with `pending` while the shared tier is being asked.
- * Repeat the same keys in order until `pending` is absent; the shared tier's answer is kept for a
- * second. An answer with `pending` takes no lease and counts in no hit rate. Beyond 64 such
- * searches of a connection, the shared tier is not asked.
+ * With `wait_mode` 1 the daemon answers at once, with `pending` while it asks the shared tier.
+ * Repeat the same keys in order until `pending` is absent. The daemon keeps the shared tier's
+ * answer for a second. An answer with `pending` takes no lease and counts in no hit rate. Beyond 64
+ * such searches of a connection, the daemon does not ask.
  * Errors: BUSY: the connection has `max_leases`.
  * keys: `key_bytes` each, in the sequence's order.
  * per_key: look at each key by itself.
@@ -349,9 +351,9 @@ enum ucm_handle_kind {
  * has its status. Until then do not touch these blocks. Afterwards only those with status 0 hold
  * the requested bytes.
  *
- * With `progress_interval` the daemon copies that many layers of all blocks at a time and sends
- * `progress`. The first comes when all blocks are in DRAM. If they exceed half of the daemon's
- * DRAM, it comes late.
+ * With `progress_interval` the daemon copies that many layers of all blocks at a time, and sends
+ * `progress` after each step. The first comes when all blocks are in DRAM, or later if they exceed
+ * half of the daemon's DRAM.
  * lease: ends with this load; 0: none.
  * shifts: five numbers a run of keys (docs/protocol.md, "Position shifts"); absent: K stays. */
 #define UCM_MSG_LOAD(F, m)                                                                         \
@@ -359,15 +361,15 @@ enum ucm_handle_kind {
     F(m, u64, lease, OPT, 0, UCM_U32)                                                              \
     F(m, u32s, shifts, OPT, 0, UCM_MAX_SHIFTS *UCM_SHIFT_NUMBERS)
 
-/* Method load_prefix. Does a `lookup` without `per_key`, its lease and a `load` in one request.
- * Keys from the first miss on have status 1. It counts as a load and, for part 0, as a lookup.
+/* Method load_prefix. Looks up without `per_key`, leases and loads in one request. Keys from the
+ * first miss on have status 1. The request counts as a load and, for part 0, as a lookup.
  * wait_ms: as in `lookup`. */
 #define UCM_MSG_LOAD_PREFIX(F, m)                                                                  \
     UCM_LOADED_FIELDS(F, m)                                                                        \
     F(m, u64, wait_ms, OPT, 0, UCM_TIMEOUT_MS)
 
-/* Notification progress of load. Layers have arrived. One may report several steps; only the answer
- * reports the last.
+/* Notification progress of load. Layers have arrived. A notification may report several steps; only
+ * the answer reports the last.
  * msgid: plain.
  * layers: from `layer` on, in every block with status 0.
  * status: one byte a key; absent: unchanged, at first all 0. */
@@ -378,19 +380,19 @@ enum ucm_handle_kind {
 #define UCM_PROGRESS "progress"
 
 /* Method dump. Stores blocks of a region, and answers when every key has its status. Until then do
- * not write to them. OK means in DRAM; with durability 1, OK and EXISTS mean on stable storage,
+ * not write to them. OK means in DRAM. With durability 1, OK and EXISTS mean on stable storage;
  * else the status is 8. The dump of a part's last layer answers for the whole part.
  *
- * Either the worker's writes are done, or it records `cuda_event` after the last one and the daemon
- * waits for that. If the daemon can't open the event, or the worker has another user, PID namespace
+ * Dump after the worker's writes are done, or record `cuda_event` after the last write: the daemon
+ * waits for it. If the daemon can't open the event, or the worker has another user, PID namespace
  * or `/dev/shm`, the status is 7: wait for the event, then dump without it. An event that was never
  * recorded counts as signalled.
  *
  * Dump each layer once, in any order, on one connection; the last publishes the part. A dump of all
- * layers begins the part again if none of it is being copied.
+ * layers begins the part again unless some of it is being copied.
  * blocks: u32 a key: its block of the region.
- * cuda_event: a `cudaIpcEventHandle_t`; `cpu`: status 7.
- * priority: higher first; loads before dumps of the same.
+ * cuda_event: a `cudaIpcEventHandle_t`; on `cpu`: status 7.
+ * priority: higher first; at the same priority, loads before dumps.
  * durability: 0 as in `namespace.open`, 1 on stable storage, 2 in DRAM.
  * raw: store raw, in the encoded namespace's base. */
 #define UCM_MSG_DUMP(F, m)                                                                         \
@@ -414,8 +416,7 @@ enum ucm_dump_durability {
     UCM_DURABILITY_DRAM = 2,    /* answered when they are in DRAM */
 };
 
-/* Method prefetch. Brings complete blocks into DRAM, where they may be evicted again.
- * part: the first. */
+/* Method prefetch. Brings complete blocks into DRAM, where they may be evicted again. */
 #define UCM_MSG_PREFETCH(F, m)                                                                     \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
@@ -431,8 +432,8 @@ enum ucm_dump_durability {
     F(m, bin, status, REQ, 1, UCM_MAX_KEYS)                                                        \
     F(m, u64, bytes, OPT, 0, UINT64_MAX)
 
-/* Method cancel. Stops a waiting `lookup` of this connection, or a request that moves, builds or
- * selects blocks. What was not moved has status 6; a `select` answers CANCELLED. Copies that have
+/* Method cancel. Stops a request of this connection: a waiting `lookup`, or one that moves, builds
+ * or selects blocks. Blocks not moved have status 6; a `select` answers CANCELLED. Copies that have
  * begun finish.
  * msgid: of that request. */
 #define UCM_MSG_CANCEL(F, m) F(m, u64, msgid, REQ, 0, UCM_U32)

@@ -5,7 +5,8 @@
 #include "proto/limits.h"
 
 /* Method encoding.open. Opens the encoded namespace of a base namespace (docs/protocol.md, "Encoded
- * namespaces"). Its durability is the base's when first called. Errors of `namespace.open` apply.
+ * namespaces"). The connection's first call copies the base's durability. Errors of
+ * `namespace.open` apply.
  * Errors: UNSUPPORTED: unknown encoding or version: use the base; INVALID: sizes or dtype do not
  *   fit, the base is encoded or holds summaries, or a part is too large for the arena.
  * ns: the base.
@@ -15,7 +16,7 @@
  * k: tokens, heads, elements of a row in a layer's K; MLA: of the latent.
  * v: the same of V; absent: a layer is one tensor.
  * order: of rows: 0 token after token, 1 head after head.
- * axis: int8: K has a scale for 0 each row, 1 each channel of a head.
+ * axis: int8: K has a scale for each row (0), or each channel of a head (1).
  * seed: q4: of its rotation.
  * run: int8, `axis` 1: tokens of K that share a scale; 0: all. */
 #define UCM_MSG_ENCODING_OPEN(F, m)                                                                \

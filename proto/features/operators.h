@@ -12,10 +12,10 @@
 /* Method unpin. Lets pinned blocks be evicted again. Errors of `pin` apply.
  * Callers: operators. */
 
-/* Method namespace.purge. Drops blocks from every tier, pinned ones too; from the shared tier for
+/* Method namespace.purge. Drops blocks, pinned ones too, from every tier; from the shared tier for
  * all hosts. Blocks in use count as busy: no later request finds them, and their last reference
  * frees them. Blocks purged by key may come back after a restart; those of a purged namespace do
- * not. Namespaces of block summaries are purged on their own.
+ * not. Purge namespaces of block summaries separately.
  * Callers: the namespace's tenant.
  * Errors: IO: storage failed, or a root is down or lists no files: blocks may come back; CANCELLED,
  *   DEADLINE, SHUTDOWN: some may be dropped. */
@@ -26,9 +26,9 @@
     F(m, bin, keys, OPT, 0, UCM_KEYS_BYTES)
 
 /* Method evict. Drops blocks from one tier, or from all. From the shared tier it drops them for all
- * hosts, also blocks that this host does not know, and answers when every writable root has dropped
- * their files. Blocks that are pinned or in use count as busy and stay. With `tier` 0, no later
- * request finds those in use, and their last reference or lease frees them. A block without a
+ * hosts, also blocks that this host does not know. It answers when every writable root has dropped
+ * their files. Blocks pinned or in use count as busy and stay. But with `tier` 0, no later
+ * request finds blocks in use, and their last reference or lease frees them. A block without a
  * published part stays, and its dump goes on.
  * Callers: the namespace's tenant.
  * Errors: IO: some files of the shared tier may be left; CANCELLED, DEADLINE, SHUTDOWN: some may be
@@ -41,15 +41,15 @@
     F(m, u64, tier, OPT, 0, 3)
 
 /* blocks: that changed.
- * busy: kept: pinned or in use. With `tier` 0, blocks in use are dropped later.
+ * busy: blocks that are pinned or in use.
  * missing: keys not here. */
 #define UCM_MSG_COUNT_R(F, m)                                                                      \
     F(m, u64, blocks, REQ, 0, UINT64_MAX)                                                          \
     F(m, u64, busy, OPT, 0, UINT64_MAX)                                                            \
     F(m, u64, missing, OPT, 0, UINT64_MAX)
 
-/* Method ls. Answers a page of a namespace's blocks, complete or not; at most 1,024. Blocks that
- * change between pages may be missed; none comes twice.
+/* Method ls. Answers a page of a namespace's blocks, complete or not; at most 1,024. The pages may
+ * miss blocks that change meanwhile; none comes twice.
  * Callers: the namespace's tenant. */
 
 /* Result of ls.
@@ -123,9 +123,9 @@
     F(m, u64, roots, REQ, 0, UCM_MAX_ROOTS)                                                        \
     F(m, u64, busy, OPT, 0, UCM_MAX_ROOTS)
 
-/* Method bypass. Takes the cache out of the way until turned off, or the daemon ends. With loads
+/* Method bypass. Bypasses the cache until a call ends that, or the daemon ends. With loads
  * bypassed, lookups, loads, gathers and prefetches are misses. With stores bypassed, `dump` answers
- * status 3, but finishes parts that it has begun. Without `load` and `store` it only lists.
+ * status 3, but finishes parts that it has begun. Without `load` and `store` the call only lists.
  * Callers: operators.
  * Errors: BUSY: there are 64; NOT_FOUND: no such tenant. */
 
@@ -136,7 +136,7 @@
  * ns, uint: 0: all of the tenant's, or one not known now.
  * fingerprint, bin: only of a namespace.
  * load, store, bool: plain.
- * ms, uint: for how long. */
+ * ms, uint: since it began. */
 
 /* ns: 0: see `tenant`.
  * tenant: empty, without `ns`: all.
@@ -170,10 +170,10 @@
 /* tenant: this source only; empty: all. */
 #define UCM_MSG_KEY_RELOAD(F, m) F(m, str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)
 
-/* Method tenant.set. Gives a tenant settings over the configuration's `tenant_settings`, kept over
- * restarts until `tenant.reset`.
+/* Method tenant.set. Gives a tenant settings that override `tenant_settings` of the configuration,
+ * also after restarts, until `tenant.reset`.
  * Callers: operators.
- * Errors: INVALID: a setting is unknown, or does not fit it or others' guarantees; NOT_FOUND: no
+ * Errors: INVALID: a setting is unknown, or does not fit its or others' guarantees; NOT_FOUND: no
  *   such tenant; BUSY: another change is under way; IO: in force, but not kept.
  * tenant: `*`: all, where their own settings say nothing.
  * settings: `KEY=VALUE`, separated by spaces; others stay. */
@@ -181,16 +181,16 @@
     F(m, str, tenant, REQ, 1, UCM_MAX_NAME_BYTES)                                                  \
     F(m, str, settings, REQ, 1, UCM_MAX_SETTINGS_BYTES)
 
-/* Method tenant.reset. Takes back all of `tenant.set`, with its errors.
+/* Method tenant.reset. Undoes each `tenant.set`, with the same errors.
  * Callers: operators.
  * tenant: or `*`. */
 #define UCM_MSG_TENANT(F, m) F(m, str, tenant, REQ, 1, UCM_MAX_NAME_BYTES)
 
 /* Method events. Answers the tenant's cache events after number `since` (docs/events.md). Numbers
- * begin with 1, at the first request. Without later events it waits for one; not if `since` is
- * beyond the last.
+ * begin with 1, at the first request. Without later events the daemon waits for one, unless `since`
+ * is beyond the last.
  * Errors: BUSY: this connection waits already, or no memory for another tenant; UNSUPPORTED: no
- *   `events.memory`; DENIED: another tenant's, but for operators; NOT_FOUND: no such tenant. */
+ *   `events.memory`; DENIED: only operators read another tenant's; NOT_FOUND: no such tenant. */
 
 /* Result of events.
  * instance, bin: common.
@@ -201,7 +201,7 @@
  * In events:
  * number, ns, uint: plain.
  * key, bin: common.
- * was, is, uint: status before and after, enum ucm_lookup_status. Equal: metadata came.
+ * was, is, uint: status before and after, enum ucm_lookup_status. If equal, metadata came.
  * parent, bin: only with metadata: the key before; empty: it begins a sequence.
  * tokens, bin: with `parent`: `block_tokens` token ids, u32 each.
  * lora, str: with `parent`: the adapter. */
@@ -234,7 +234,7 @@
  * lora, str: plain. */
 
 /* Method events.metadata. Gives metadata of consecutive blocks of one sequence, stored or not.
- * `events_metadata_dropped` counts blocks dropped for lack of memory.
+ * `events_metadata_dropped` counts blocks whose metadata found no memory.
  * Errors: UNSUPPORTED: no `events.memory`.
  * keys: in the sequence's order; 1024 at most.
  * tokens: `block_tokens` token ids a key, u32 each.
@@ -297,9 +297,9 @@ enum ucm_bypass {
     F(m, u64, cursor, OPT, 0, UINT64_MAX)                                                          \
     F(m, u64, limit, OPT, 0, 4096)
 
-/* Method trace. Records what all connections' requests wait for. A trace ends when told, after
- * `limit_ms`, and with its connection. Each record is read once; what the ring can't hold is lost.
- * Times are microseconds since the trace began.
+/* Method trace. Records what all connections' requests wait for. A trace ends when a call or
+ * `limit_ms` ends it, or with its connection. Each record is read once; what the ring can't hold is
+ * lost. Times are microseconds since the trace began.
  *
  * docs/troubleshooting.md, "A request was slow" explains the spans: `queue`, `lookup` (of the
  * index), `shared lookup`, `slot wait`, `NVMe read`, `shared read`, `read turn`, `copy`, `durable`,
@@ -308,7 +308,7 @@ enum ucm_bypass {
  * Errors: BUSY: another connection traces; NOT_FOUND: this connection began none. */
 
 /* Result of trace.
- * on, bool: it goes on.
+ * on, bool: the trace goes on.
  * more, bool: ask for another page.
  * written, lost, uint: records in all.
  * records, array of map: the oldest unread.
@@ -331,9 +331,9 @@ enum ucm_bypass {
  * count, uint: reads, copies or waits. */
 
 /* op: 0 read, 1 begin, with the fields below, 2 end.
- * keys: not spans; takes only `tenant`, `limit_ms` and `bytes`.
+ * keys: keys, not spans; takes only `tenant`, `limit_ms` and `bytes`.
  * slower_us: only requests that took this long.
- * request: only ids that begin so.
+ * request: only requests whose id begins so.
  * tenant: only its requests.
  * sample: one in this many of those; 0: each.
  * limit_ms: 0: a minute.
@@ -356,8 +356,8 @@ enum ucm_trace_op {
 };
 
 /* Method stats. Answers what the daemon is, and has counted since its start. docs/metrics.md lists
- * the numbers of `metrics`, `tiers`, `shared_roots`, `devices`, `nodes` and `tenants`; what is 0 or
- * 1 there is a bool in arrays. */
+ * the numbers of `metrics`, `tiers`, `shared_roots`, `devices`, `nodes` and `tenants`; arrays have
+ * bools for what is 0 or 1 there. */
 
 /* Result of stats.
  * version, commit, options, str: of the build.
@@ -402,7 +402,8 @@ enum ucm_trace_op {
  * size, str: `le1MiB`, `le64MiB` or `gt64MiB`; empty: all.
  * count, sum_ns, uint: plain.
  * p50_us, p99_us, uint: to within an eighth.
- * buckets, array of uint: non-empty ones' upper bound in microseconds (2^64-1: none) and count. */
+ * buckets, array of uint: of each that is not empty: upper bound in microseconds (2^64-1: none),
+ *   count. */
 
 /* Method health. Answers whether the daemon does its job. */
 
@@ -411,8 +412,8 @@ enum ucm_trace_op {
  * reasons, array of str: sentences, also with `ok`.
  * recovering, bool: blocks of an earlier run may still be found. */
 
-/* Method config.get. Lists the keys of the configuration and where their values came from; those
- * for tests only if set.
+/* Method config.get. Lists the keys of the configuration and where their values came from. It lists
+ * keys for tests only if set.
  * Callers: operators. */
 
 /* Result of config.get.
@@ -433,13 +434,11 @@ enum ucm_trace_op {
 
 /* Result of config.reload.
  * changes, array of map: in force now.
- * restarts, array of map: in force at the next start.
+ * restarts, array of map: as in `changes`, at the next start.
  * refused, str: what is wrong, and what would be right.
  * file, str: path, variable or `--set`.
  * line, uint: 0: the file as a whole.
  * In changes:
- * key, from, to, str: as in `config.get`.
- * In restarts:
  * key, from, to, str: as in `config.get`. */
 
 #endif

@@ -9,20 +9,21 @@
 
 /* Method summary.open. Opens a namespace of a base's block summaries (docs/protocol.md, "Block
  * summaries"). Fields that the method does not use are ignored. Errors of `namespace.open` apply.
- * Building while parts are stored is best effort; `summaries_skipped` counts parts without one.
- * Errors: INVALID: the method refuses a field, the shape exceeds `layer_bytes`, or a part the
- *   arena.
+ * Building while parts are stored is best effort; `summaries_skipped` counts parts without a
+ * summary.
+ * Errors: INVALID: the method refuses a field, the shape exceeds `layer_bytes`, or a part exceeds
+ *   the arena.
  * ns: the base.
  * method: 1 `mean`, 2 `submean`, 3 `box`, 4 `hash`, 5 `stats`, 6 `tokens`.
  * kind: mean: 0 mean, 1 largest value, 2 mean of length 1.
- * run: submean: tokens a mean; divides `block_tokens`.
- * keep: submean: a bit for each RoPE pair that stays; absent: all.
+ * run: submean: tokens in a mean; divides `block_tokens`.
+ * keep: submean: a bit for each RoPE pair, set if it counts; absent: all.
  * pairs: submean: 0 channels i and i + `head_dim` / 2, 1 channels 2i and 2i + 1.
  * bits: hash: 64, 128 or 256 a token and KV head.
- * rope_bits: hash with `rope_dim`: of `bits`, the rotated part's.
+ * rope_bits: hash with `rope_dim`: those of `bits` for the rotated part.
  * seed: hash: of its rotation.
  * chosen: tokens: how many stand for the block, at most 32.
- * rest: tokens: 1: with the mean of the others, in 4 bits a channel.
+ * rest: tokens: 1: also the mean of the others, in 4 bits a channel.
  * dtype: of the KV: 0 float32, 1 float16, 2 bfloat16, 3 float8 e4m3.
  * kv_heads: of a part.
  * head_dim: of K.
@@ -34,7 +35,7 @@
  * v_offset: plain.
  * v_token_stride: plain.
  * v_head_stride: plain.
- * build: while connected, build them as parts are stored. */
+ * build: while connected, build summaries as parts are stored. */
 #define UCM_MSG_SUMMARY_OPEN(F, m)                                                                 \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, u64, method, REQ, 1, 255)                                                                 \
@@ -69,8 +70,7 @@
 /* Method summary.build. Builds the summaries of blocks that have none, from any tier. Statuses: OK;
  * EXISTS; MISS; FAILED: a block can't be read; IN_PROGRESS: a dump stores the summary; NO_ROOM:
  * DRAM, or the tenant's `dram.max`, is full of blocks in use; CANCELLED.
- * ns: from `summary.open`.
- * part: the first. */
+ * ns: from `summary.open`. */
 #define UCM_MSG_SUMMARY_BUILD(F, m)                                                                \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                        \
@@ -80,25 +80,25 @@
     F(m, u64, timeout_ms, OPT, 0, UCM_TIMEOUT_MS)
 
 /* Method sequence.open. Opens an empty sequence (docs/protocol.md, "Sequences and selections").
- * Errors: BUSY: the connection has 4096; NOT_FOUND: `ns` is not of this connection's
+ * Errors: BUSY: the connection has 4096 sequences; NOT_FOUND: `ns` is not of this connection's
  *   `summary.open`.
  * ns: from `summary.open`.
- * part: whose layers are selected from.
- * lease_ms: it ends when unused for this long; 0: `max_lease_ms`. */
+ * part: the one whose layers `select` scores.
+ * lease_ms: the sequence ends when unused for this long; 0: `max_lease_ms`. */
 #define UCM_MSG_SEQUENCE_OPEN(F, m)                                                                \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
     F(m, u64, part, OPT, 0, UCM_MAX_PARTS - 1)                                                     \
     F(m, u64, lease_ms, OPT, 0, UCM_U32)
 
-/* Method sequence.close. Ends a sequence, with its leases and summaries. Its append is stopped. */
+/* Method sequence.close. Ends a sequence, its leases, summaries and append. */
 
 /* A sequence. */
 #define UCM_MSG_SEQUENCE(F, m) F(m, u64, sequence, REQ, 1, UCM_U32)
 
-/* Method sequence.append. Appends blocks up to the first key that the base lacks, also on the
- * shared tier, and brings their summaries into DRAM. It answers when each is there or can't be.
- * After a cancel or timeout, appended blocks stay. All sequences hold summaries in up to a quarter
- * of the daemon's DRAM; one uid's in three quarters of that, except an operator's.
+/* Method sequence.append. Appends blocks up to the first key that the base has in no tier, and
+ * brings their summaries into DRAM. It answers when each summary is there or can't be. After a
+ * cancel or timeout, appended blocks stay. Summaries of sequences take up to a quarter of the
+ * daemon's DRAM. Those of one uid, unless it is an operator's, take up to three quarters of that.
  * Errors: BUSY: an append is under way, or the connection's leases and sequences cover 2^20 keys;
  *   INVALID: more than 2^20 blocks.
  * keys: as the sequence goes on.
@@ -115,9 +115,9 @@
  * nvme: to read from NVMe.
  * shared: to read from the shared tier.
  * missing: not appended.
- * summaries: of these keys, that it holds.
- * built: of these, built first.
- * status: a byte a key: enum ucm_lookup_status; plus 4 with its summary. */
+ * summaries: keys whose summary the sequence holds.
+ * built: of these, built for this request.
+ * status: a byte a key: enum ucm_lookup_status; plus 4 if the sequence has its summary. */
 #define UCM_MSG_SEQUENCE_APPEND_R(F, m)                                                            \
     F(m, u64, blocks, REQ, 0, UCM_MAX_SEQUENCE_BLOCKS)                                             \
     F(m, u64, dram, OPT, 0, UCM_MAX_KEYS)                                                          \
@@ -133,20 +133,21 @@
 
 /* Method select. Chooses the blocks of sequences that a query wants (docs/protocol.md, "Sequences
  * and selections"). Row i asks for layer `layers[i]` of sequence `sequences[i]`; all are of one
- * namespace. A row has one list with `heads` 1 or 2, else one for each KV head. Top k chooses only
- * what `sparse_ratio`, `topk_tokens`, `min_blocks`, `sink_blocks` and `recent_blocks` ask for.
+ * namespace. A row has one list with `heads` 1 or 2, else one for each KV head. With all of its
+ * fields 0, top k chooses no block.
  * Errors: INVALID: `q` has a wrong length, NaN or infinity; `q_heads` is no multiple of the KV
  *   heads; the answer could exceed a frame; CANCELLED, DEADLINE, SHUTDOWN: stopped.
  * sequences: plain.
- * layers: a row each.
+ * layers: one for each row.
  * q: of each row, `rows` queries of `q_heads` heads of `head_dim` channels.
  * q_dtype: 0 float32, 1 float16, 2 bfloat16.
  * q_heads: those of a KV head follow one another.
- * rows: a row's queries, of its last tokens; 0: 1.
+ * rows: queries of a row, one for each of its last tokens; 0: 1.
  * metric: 0 inner product; 1 minus the squared distance; 2 inner product with the rounded query.
  * reduce: over a KV head's queries: 0 max, 1 mean, 2 sum of softmax.
  * heads: over KV heads: 0 a list for each, 1 sum, 2 max.
- * beta: softmax: scale of scores; 0: 1 / sqrt(`head_dim`), for `stats` and `tokens` with rest 1.
+ * beta: softmax: scale of scores; 0: 1 for `stats` and `tokens` with `rest`, else
+ *   1 / sqrt(`head_dim`).
  * policy: 0 top k, 1 mass.
  * sparse_ratio: top k: fraction of the blocks.
  * topk_tokens: top k: this many tokens' blocks, in place of `sparse_ratio`.
@@ -154,8 +155,8 @@
  * eps: mass: fraction of weights that suffices.
  * beta_m: mass: weights are exp(beta_m score); 0: `beta`.
  * limit: blocks of a list at most; 0: as many as fit.
- * sink_blocks: first, always chosen.
- * recent_blocks: last, always chosen.
+ * sink_blocks: first blocks, always chosen.
+ * recent_blocks: last blocks, always chosen.
  * scores: answer the scores too.
  * prefetch: 0: none; else afterwards prefetch the chosen (16384 at most) with priority `prefetch` -
  *   1; `cancel` stops it. */

@@ -12,15 +12,15 @@
 /* ---- gathers ---- */
 
 /* Method gather. Gathers single layers of blocks into entries of a GPU block pool, and answers when
- * every item has its status. No entry may be named twice; a layer may go to several. Until then do
- * not touch these entries. Afterwards only those with status 0 hold what was asked for.
+ * every item has its status. Until then do not touch these entries. Afterwards only those with
+ * status 0 hold what was asked for. No entry may be named twice; a layer may go to several.
  *
- * The blocks are those of a sequence of the pool's namespace and part or, without `sequence`,
- * `keys`. A sequence's block that was evicted by name is a MISS. Closing the sequence does not end
- * the gather.
+ * `items` index a sequence of the pool's namespace and part or, without `sequence`, `keys`. A
+ * sequence's block that was evicted by name is a MISS. Closing the sequence does not end the
+ * gather.
  *
- * Of a part that is on NVMe alone, the daemon reads the layers from the first to the last named, if
- * they are less than half of it. Otherwise, and once gathers have read as many bytes as the part
+ * If a part is on NVMe alone, the daemon reads its layers from the first to the last named, if
+ * these are less than half of it. Otherwise, and once gathers have read as many bytes as the part
  * has, the daemon reads the whole part and keeps it in DRAM.
  * Errors: INVALID: no such index, layer or entry, or more than 16384 blocks.
  * region: a GPU block pool.
@@ -44,8 +44,7 @@
 /* Method mapping.open. Opens a shared mapping of a part of a namespace (docs/design/mappings.md,
  * "Shared mappings"). The answer's descriptor is the table of sequence numbers.
  * Errors: INVALID: there is one already; UNSUPPORTED: `mapping.size` is 0, or the namespace is
- *   encoded; DENIED: an operator asks for another tenant's; BUSY: the
- *   connection has 256.
+ *   encoded; DENIED: an operator asks for another tenant's; BUSY: the connection has 256.
  * part: the rank's. */
 #define UCM_MSG_MAPPING_OPEN(F, m)                                                                 \
     F(m, u64, ns, REQ, 1, UCM_U32)                                                                 \
@@ -62,7 +61,7 @@
     F(m, u64, slabs, REQ, 1, UCM_MAX_MAPPING_SLABS)                                                \
     F(m, u64, budget, OPT, 0, UINT64_MAX)
 
-/* Method mapping.close. Ends a shared mapping with its references. Unmap it first. */
+/* Method mapping.close. Ends a shared mapping with its references. Unmap the slabs first. */
 
 /* A shared mapping. */
 #define UCM_MSG_MAPPING(F, m) F(m, u64, mapping, REQ, 1, UCM_U32)
@@ -71,8 +70,8 @@
  * answers when each has a place or can't get one. A block that does not fit, that the uid may not
  * reference, or that is late has slab 0xffffffff.
  *
- * The answer brings a descriptor for each of `granted`: slabs that this mapping lacks. With more
- * than 64, `more` says that the answer covers only as many blocks as `places` has.
+ * The answer brings a descriptor for each of `granted`: slabs that this mapping lacks. Beyond 64
+ * slabs, `more` says that the answer covers only as many blocks as `places` has.
  * Errors: INVALID: the sequence is of another namespace or part, or has no such blocks.
  * n: blocks, all in the sequence. */
 #define UCM_MSG_MAPPING_REF(F, m)                                                                  \
@@ -87,7 +86,7 @@
  * granted: slabs, in the order of their descriptors.
  * more: ask for the rest again.
  * moved: copied within DRAM.
- * read: from a lower tier.
+ * read: read from a lower tier.
  * missing: not cached any more, or unreadable. */
 #define UCM_MSG_MAPPING_REF_R(F, m)                                                                \
     F(m, bin, places, REQ, 0, UCM_PLACES_BYTES)                                                    \
@@ -97,7 +96,7 @@
     F(m, u64, read, OPT, 0, UCM_MAX_KEYS)                                                          \
     F(m, u64, missing, OPT, 0, UCM_MAX_KEYS)
 
-/* Method mapping.unref. Ends references; other blocks of the range are passed over.
+/* Method mapping.unref. Ends references to a range of blocks. It skips blocks without one.
  * n: may reach past the sequence's end. */
 #define UCM_MSG_MAPPING_UNREF(F, m)                                                                \
     F(m, u64, mapping, REQ, 1, UCM_U32)                                                            \
@@ -107,7 +106,7 @@
 
 /* Method mapping.release. Says that the client has unmapped slabs. A later reference may bring a
  * descriptor again.
- * Errors: INVALID: one is not granted to this mapping; nothing is released.
+ * Errors: INVALID: a slab is not granted to this mapping; none is released.
  * slabs: each once. */
 #define UCM_MSG_MAPPING_RELEASE(F, m)                                                              \
     F(m, u64, mapping, REQ, 1, UCM_U32)                                                            \
@@ -117,7 +116,7 @@
  * references. Unmap them, then call `mapping.release`. After the timeout, the daemon ends the
  * connection.
  * slabs: plain.
- * timeout_ms: time that is left. */
+ * timeout_ms: plain. */
 #define UCM_MSG_MAPPING_REVOKE(F, m)                                                               \
     F(m, u64, mapping, REQ, 1, UCM_U32)                                                            \
     F(m, u32s, slabs, REQ, 1, UCM_MAX_REVOKED)                                                     \
@@ -127,9 +126,9 @@
 /* ---- lookup tables ---- */
 
 /* Method lookup_table.open. Opens a namespace's advisory lookup table (docs/design/mappings.md,
- * "Lookup tables"). The answer's descriptor is the table. After the first request it fills within
- * milliseconds, a second for millions of blocks. Ask again when it is superseded. An encoded
- * namespace's table lacks raw blocks; the base's has them.
+ * "Lookup tables"). The answer's descriptor is the table. After the first request the daemon fills
+ * it within milliseconds, or a second for millions of blocks. Ask again when the table is
+ * superseded. An encoded namespace's table lacks raw blocks; the base's has them.
  * Errors: DENIED: an operator asks for another tenant's; BUSY: 1024 namespaces have tables, or
  *   tables use a quarter of the daemon's descriptors. */
 #define UCM_MSG_LOOKUP_TABLE_OPEN(F, m) F(m, u64, ns, REQ, 1, UCM_U32)

@@ -29,17 +29,16 @@ CALLERS = {"operators": "For operators.", "the namespace's tenant": "For the ten
 COMMON, PLAIN = "common", "plain"  # in place of a meaning: that of the common field; the name and the type say it
 
 ABOUT = """For authors of clients: every request that ucmd answers, with its fields, bounds and errors. [protocol.md](protocol.md) says how
-frames carry them, and what blocks, leases and sequences are.
+frames carry requests, and what blocks, leases and sequences are.
 
-`name`? is an optional field. Bounds stand in parentheses: of a number, its value; of a str or bin, its bytes; of an array, its entries.
-`uints`, `strs` and `maps` are arrays. Times are in milliseconds, sizes in bytes. A field that says no more is
-one of the [common fields](#common-fields), or its name says enough. A method that lists no params, or no results, has
-none.
+`name`? is an optional field. Parentheses hold bounds: of a number's value, of a str's or bin's bytes, of an array's entries.
+`uints`, `strs` and `maps` are arrays. Times are in milliseconds, sizes in bytes. A field without a text is
+one of the [common fields](#common-fields), or its name says enough.
 
-A method with `cursor` answers one page of a list. Call it again with `cursor` = `next` until `next` is 0 or absent; a page before that
-may have few entries or none.
+A method with `cursor` answers one page of a list. Call it again with `cursor` = `next` until `next` is 0 or absent. Earlier pages may
+have few entries or none.
 
-Any client may call a method that does not say for whom it is. "For the tenant" means clients of the namespace's tenant, and operators.
+Any client may call a method that names no callers. "For the tenant" means clients of the namespace's tenant, and operators.
 Every request may also get one of [these errors](protocol.md#errors)."""
 
 
