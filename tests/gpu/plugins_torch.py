@@ -93,7 +93,7 @@ class Gpu(unittest.TestCase):
         args = SimpleNamespace(model=self.id(), tensor_parallel_size=1, kv_cache_config=SimpleNamespace(tokens_per_block=32))
         tensors = [torch.randn(64, 16, 2, 32 * 1024, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
         workers = []
-        with mock.patch.dict(os.environ, UCM_TRTLLM=json.dumps({"socket": self.daemon.socket})):
+        with mock.patch.dict(os.environ, UCM_TRTLLM=json.dumps({"socket": self.daemon.socket, "revision": "1"})):
             for tensor in tensors:
                 workers.append(of.UcmWorker(args))
                 workers[-1].register_kv_caches(tensor)

@@ -5,7 +5,10 @@ import abc
 import ctypes
 import os
 import sys
+import threading
+import time
 import unittest
+from unittest import mock
 
 import numpy as np
 
@@ -158,6 +161,33 @@ class V1Store(Ucm):
             # border of regions, and the last ones.
             self.assertLessEqual(len(one._store.places._groups), 3)
             self.assertLessEqual(self.stats()["regions"], 6)
+
+    def test_nothing_is_copied_while_its_region_is_registered_again(self):
+        """To register memory of a GPU, the client writes over the first bytes of each allocation for a moment."""
+        from ucmclient.client import Namespace
+        a, ids, under_way, seen, lock = Cache(True), names(BLOCKS, "again"), [0], [], threading.Lock()
+        store = self.store(shards=LAYERS)
+        ask, register = store._store.places._ask, Namespace.register
+
+        def slow(region, *words, **more):
+            with lock:
+                under_way[0] += region is not None
+            time.sleep(0.05)  # longer than the next layer takes to come
+            try:
+                return ask(region, *words, **more)
+            finally:
+                with lock:
+                    under_way[0] -= region is not None
+
+        def seeing(ns, *words, **more):
+            seen.append(under_way[0])
+            return register(ns, *words, **more)
+
+        with mock.patch.object(store._store.places, "_ask", slow), mock.patch.object(Namespace, "register", seeing):
+            for task in [store.dump_data(ids, [layer] * BLOCKS, a.layer(layer, *range(BLOCKS))) for layer in range(LAYERS)]:
+                store.wait(task)
+        self.assertEqual(seen, [0] * len(seen))
+        self.assertEqual(store.lookup_on_prefix(ids), BLOCKS - 1)
 
     def test_shards_of_many_blocks_in_one_call(self):
         a, b, ids, store = Cache(), Cache(), names(2), self.store(shards=LAYERS)

@@ -13,6 +13,7 @@ Threads may share a PlaceStore, but plan() needs the engine's own thread if addr
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -73,15 +74,17 @@ class _Registered:
     region: Region
     layers: int
     users: int = 0
-    stale: bool = False
 
 
 class _Group:
-    """A region: where the fragments of each layer lie, for the layers seen so far."""
+    """A region: where the fragments of each layer lie, for the layers seen so far.
+
+    Nothing is copied while it is registered again. To prove that memory of a GPU is its own, the client writes over the first bytes of each
+    allocation for a moment, and they may be a block's."""
 
     def __init__(self, blocks: int):
         self.blocks, self.wheres = blocks, dict[int, _Where]()
-        self._lock, self._now = threading.Lock(), None
+        self._unused, self._now = threading.Condition(), None
 
     def takes(self, layer: int, where: _Where) -> bool:
         if layer in self.wheres or where.blocks < self.blocks:
@@ -94,36 +97,38 @@ class _Group:
         return apart and len(gpus) == 1 and len(handles) <= _HANDLES
 
     def add(self, layer: int, where: _Where) -> None:
-        with self._lock:
+        with self._unused:
             self.wheres[layer] = where
 
     def use(self, store: PlaceStore) -> Optional[_Registered]:
-        """The region as it is now; None: the daemon is away. unuse() must follow."""
-        with self._lock:
-            ns, now = store.link.ns, self._now
-            if ns is None:
-                return None
-            if now is None or now.ns is not ns or now.layers != len(self.wheres):
-                region = store.link.ask(self._register, ns, store.settings.connect_timeout)
-                if region is None:
+        """The region as it is now. None: the daemon is away, or copies that began before do not end. unuse() must follow."""
+        until = time.monotonic() + store.settings.transfer_timeout
+        with self._unused:
+            while (now := self._now) is None or now.ns is not store.link.ns or now.layers != len(self.wheres):
+                if store.link.ns is None:
                     return None
-                self._now = _Registered(ns, region, len(self.wheres))
-                self._retire(store, now)
-            self._now.users += 1
-            return self._now
+                if now is not None and now.users > 0:
+                    if not self._unused.wait(until - time.monotonic()):
+                        return None
+                elif not self._registered(store, now):
+                    return None
+            now.users += 1
+            return now
 
-    def unuse(self, store: PlaceStore, used: _Registered) -> None:
-        with self._lock:
+    def unuse(self, used: _Registered) -> None:
+        with self._unused:
             used.users -= 1
-            if used.stale and used.users == 0:
-                store.link.ask(used.region.close)
+            self._unused.notify_all()
 
-    @staticmethod
-    def _retire(store: PlaceStore, old: Optional[_Registered]) -> None:
+    def _registered(self, store: PlaceStore, old: Optional[_Registered]) -> bool:
+        ns = store.link.ns
+        region = None if ns is None else store.link.ask(self._register, ns, store.settings.connect_timeout)
+        if region is None:
+            return False
+        self._now = _Registered(ns, region, len(self.wheres))
         if old is not None:
-            old.stale = True
-            if old.users == 0:
-                store.link.ask(old.region.close)
+            store.link.ask(old.region.close)
+        return True
 
     def _register(self, ns: Namespace, timeout: float) -> Region:
         first: dict[int, int] = {}
@@ -137,9 +142,11 @@ class _Group:
         return ns.register(memory, planes, blocks=self.blocks, gpu=of.gpu, timeout=timeout)
 
     def close(self, store: PlaceStore) -> None:
-        with self._lock:
+        with self._unused:
             now, self._now = self._now, None
-            self._retire(store, now)
+            if now is not None:
+                self._unused.wait_for(lambda: now.users == 0, store.settings.transfer_timeout)
+                store.link.ask(now.region.close)
 
 
 @dataclass
@@ -264,7 +271,7 @@ class PlaceStore(Kept):
             return self._ask(None if used is None else used.region, verb, keys, blocks, layer=layer, layers=1)
         finally:
             if used is not None:
-                group.unuse(self, used)
+                group.unuse(used)
 
     def close(self) -> None:
         for group in self._groups:
