@@ -4,6 +4,7 @@
 
 #include "daemon/base/deadline.h"
 #include "daemon/base/numa.h"
+#include "daemon/base/signals.h"
 #include "daemon/config/config.h"
 #include "daemon/notify.h"
 #include "daemon/observe/iterations.h"
@@ -35,7 +36,7 @@ struct server {
     struct front *front;
     struct observe *observe; /* NULL: nobody may look */
     struct notify notify;
-    uv_signal_t term, intr, hup;
+    struct signals signals;
     uv_timer_t stop_timer;
     struct iterations iterations;
     uint64_t stop_at_ms, progress_seen;

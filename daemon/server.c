@@ -22,6 +22,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,18 +36,13 @@
 static const struct tier_ops *const tiers[] = {&tier_nvme};
 #define TIERS (sizeof(tiers) / sizeof(tiers[0]))
 
-static void term_cb(uv_signal_t *signal, int number)
+static void signal_cb(void *ctx, int number)
 {
-    (void)number;
-    server_stop(signal->data, 0);
-}
+    struct server *s = ctx;
 
-static void hup_cb(uv_signal_t *signal, int number)
-{
-    struct server *s = signal->data;
-
-    (void)number;
-    if (s->state == SERVING)
+    if (number != SIGHUP)
+        server_stop(s, 0);
+    else if (s->state == SERVING)
         reload_by_signal(&s->reload);
 }
 
@@ -130,11 +126,7 @@ static int loop_init(struct server *s)
     if (rc == 0)
         rc = deadlines_init(&s->deadlines, &s->loop);
     if (rc == 0)
-        rc = uv_signal_init(&s->loop, &s->term);
-    if (rc == 0)
-        rc = uv_signal_init(&s->loop, &s->intr);
-    if (rc == 0)
-        rc = uv_signal_init(&s->loop, &s->hup);
+        rc = signals_start(&s->signals, &s->loop, signal_cb, s);
     if (rc == 0)
         rc = uv_timer_init(&s->loop, &s->stop_timer);
     if (rc == 0)
@@ -143,13 +135,7 @@ static int loop_init(struct server *s)
         rc = iterations_begin(&s->iterations, &s->loop, s->metrics.histograms.loop_iteration);
     if (rc == 0)
         rc = notify_init(&s->notify, &s->loop, progress_cb, s);
-    s->term.data = s->intr.data = s->hup.data = s->stop_timer.data = s;
-    if (rc == 0)
-        rc = uv_signal_start(&s->term, term_cb, SIGTERM);
-    if (rc == 0)
-        rc = uv_signal_start(&s->intr, term_cb, SIGINT);
-    if (rc == 0)
-        rc = uv_signal_start(&s->hup, hup_cb, SIGHUP);
+    s->stop_timer.data = s;
     return rc;
 }
 

@@ -91,9 +91,7 @@ static void modules_free(struct server *s)
     deadlines_close(&s->deadlines);
     notify_close(&s->notify);
     reaper_stop(s->reaper);
-    uv_close((uv_handle_t *)&s->term, NULL);
-    uv_close((uv_handle_t *)&s->intr, NULL);
-    uv_close((uv_handle_t *)&s->hup, NULL);
+    signals_close(&s->signals);
     uv_close((uv_handle_t *)&s->stop_timer, NULL);
     iterations_end(&s->iterations);
 }

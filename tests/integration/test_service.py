@@ -2,8 +2,11 @@
 """What a service manager and an operator rely on: readiness, socket activation, watchdog, signals,
 exit status. Two daemons never share a socket or a cache file."""
 
+import contextlib
 import ctypes
 import os
+import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -104,6 +107,23 @@ class Service(unittest.TestCase):
         self.log_says("reload-refused")
         self.assertIn("did you mean", self.log())
         self.healthy()
+
+    def test_signals_interrupt_no_thread(self):
+        """The event loop reads them, also one that the parent ignored, as nohup does."""
+        with open(self.dir + "/ucmd.yaml", "w") as config:
+            config.write("log:\n  level: info\n")
+        daemon = self.start("--config", self.dir + "/ucmd.yaml",
+                            before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        self.healthy()
+        for status in pathlib.Path(f"/proc/{daemon.pid}/task").glob("*/status"):
+            with contextlib.suppress(OSError):  # a thread that ended
+                blocked = int(re.search(r"SigBlk:\s*(\w+)", status.read_text())[1], 16)
+                for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+                    self.assertTrue(blocked >> (number - 1) & 1, (status, number))
+        daemon.send_signal(signal.SIGHUP)
+        self.log_says("reloaded")
+        daemon.send_signal(signal.SIGINT)
+        self.assertEqual(daemon.wait(TIMEOUT_S), 0)
 
     def test_socket_activation(self):
         listener = socket.socket(socket.AF_UNIX)
