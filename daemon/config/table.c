@@ -231,9 +231,10 @@ const struct config_key config_keys[] = {
              "hexadecimal digits; the last line is the current key."},
     {KEY("encryption.read_plaintext", BOOL, encryption_read_plaintext, "false"),
      .names = bool_names,
-     .help = "Whether the daemon reads unencrypted parts of such a tenant that NVMe has from "
-             "before. With true a restart with encryption is not cold, but a person who can write "
-             "to the disk can plant blocks. With false they are left out."},
+     .help =
+         "Whether the daemon reads parts of such a tenant that NVMe holds unencrypted from "
+         "before. With true the cache is not cold when encryption begins, but whoever can write "
+         "to the disk can plant blocks. With false these parts are ignored."},
     {KEY("encryption.allow_persistent_arena", BOOL, encryption_allow_persistent_arena, "false"),
      .names = bool_names,
      .help = "Whether arena.persist_dir may keep blocks of such tenants, unencrypted, in memory "
@@ -258,8 +259,9 @@ const struct config_key config_keys[] = {
     {KEY("metrics.socket_mode", OCTAL, metrics_socket_mode, "0660"), RANGE(0, 0777),
      .help = "Permissions of that socket."},
     {KEY("metrics.listen", STRING, metrics_listen, ""), RANGE(0, 64), .item_cb = item_address,
-     .help = "Address for it, such as 127.0.0.1:9471 or [::1]:9471; \"\": none. A bare port is one "
-             "of 127.0.0.1. With port 0 the kernel chooses and the log says which. There is no "
+     .help = "Address for it, such as 127.0.0.1:9471 or [::1]:9471; \"\": none. A port alone "
+             "means that port of 127.0.0.1. With port 0 the kernel chooses and the log says which. "
+             "There is no "
              "password: any address but loopback draws a warning."},
 
     {KEY("arena.size", SIZE, arena_size, "4GiB"), RANGE(MIB, 15 * TIB),
@@ -283,18 +285,18 @@ const struct config_key config_keys[] = {
              "host's memory. 0: workers that read blocks in place are refused."},
 
     {KEY("index.max_blocks", INT, index_max_blocks, "16777216"), RANGE(1024, 1ull << 31),
-     .help = "Most blocks that the index holds, over all tiers, at 128 bytes each. A part beyond a "
-             "block's first costs 24 bytes more, and counts in proportion. Without nvme.paths and "
-             "shared.roots the limit is at most one block for each 4 KiB of arena.size, plus "
-             "65536. A full index drops the least recently used blocks, from NVMe too "
-             "(index_evicted)."},
+     .help =
+         "Most blocks that the index holds, over all tiers, at 128 bytes each. Each part after "
+         "a block's first costs 24 bytes more, so fewer such blocks fit. Without nvme.paths and "
+         "shared.roots the limit is at most one block for each 4 KiB of arena.size, plus "
+         "65536. A full index drops the least recently used blocks, from NVMe too "
+         "(index_evicted)."},
 
     {KEY("nvme.paths", LIST, nvme_paths, ""), RANGE(0, CONFIG_MAX_PATHS), .item_cb = item_directory,
      .help = "Directories, best one a disk, for one file each: [/var/lib/ucmd/nvme0, ...]; or "
              "block devices, and files, that 'ucmctl format' prepared."},
     {KEY("nvme.state", STRING, nvme_state, ""), RANGE(0, 1024),
-     .help = "Directory for a few small files, which devices and files of nvme.paths need; "
-             "directories do not."},
+     .help = "Directory for a few small files. Needed where nvme.paths has devices or files."},
     {KEY("nvme.size", SIZE, nvme_size, "64GiB"), RANGE(4 * MIB, 16 * TIB),
      .help =
          "Size of the file in each directory, or the most that is used of each device or file."},
@@ -328,18 +330,20 @@ const struct config_key config_keys[] = {
     {KEY("nvme.write_stall_max", DURATION, nvme_write_stall_max_ms, "200ms"), RANGE(1, 60 * SECOND),
      .internal = true, .help = "How long slow delays one answer at most."},
     {KEY("nvme.admission", ENUM, nvme_admission, "learned"), .names = nvme_admission_names,
-     .help = "Which blocks are written. all: every dumped block. reuse: only blocks that are used "
-             "or dumped a second time, mostly a tenth to half as much; what DRAM drops before that "
-             "is lost. learned: as all, but as reuse for a namespace whose blocks are hardly ever "
-             "read back at their first use. Durable dumps are always written."},
+     .help =
+         "Which blocks are written. all: every dumped block. reuse: a block when it is first "
+         "used, or dumped a second time, mostly a tenth to half as much; what DRAM drops before "
+         "that is lost. learned: all, but reuse for a namespace whose blocks are hardly ever "
+         "read back from there. Durable dumps are always written."},
     {KEY("nvme.rewrite", INT, nvme_rewrite, "50"), RANGE(0, 75), .internal = true,
      .help = "Percent of a segment that may be written again before the segment is reused: parts "
              "that were read since they were written."},
 
     {KEY("shared.roots", LIST, shared_roots, ""), RANGE(0, UCM_MAX_ROOTS),
      .help =
-         "Directories of mounted file systems, NFS servers, which need no mount, S3 buckets and "
-         "Mooncake stores: [/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 capacity=10TiB\", "
+         "A list of directories of mounted file systems; NFS servers, which need no mount; S3 "
+         "buckets; Mooncake stores: [/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 "
+         "capacity=10TiB\", "
          "\"s3://bucket?region=eu-central-1\", \"mooncake://10.0.0.6:50051\"]. After the target "
          "may follow capacity=SIZE (beyond it the oldest files are removed; none: no bound) and ro "
          "(nothing is written there). A backend of your own is \"process:NAME capacity=10TiB -- "
@@ -360,7 +364,8 @@ const struct config_key config_keys[] = {
     {KEY("shared.threads", INT, shared_threads, "16"), RANGE(2, 256),
      .help = "Threads of each directory's process; each has one request in flight."},
     {KEY("shared.admission", ENUM, shared_admission, "all"), .names = admission_names,
-     .help = "Which blocks are written: all, or as with nvme.admission: reuse."},
+     .help = "Which blocks are written: all or reuse, which mean what they do for "
+             "nvme.admission."},
     {KEY("shared.sync", BOOL, shared_sync, "false"), .names = bool_names,
      .help = "Have the server make each file durable before it gets its name. Without it, a crash "
              "of the server may leave truncated files; loads count them as misses."},
@@ -407,8 +412,8 @@ const struct config_key config_keys[] = {
      .help = "Namespaces known at once, over all tenants."},
     {KEY("limits.namespaces_per_tenant", INT, max_namespaces_tenant, "1024"), RANGE(1, 32768),
      .reloadable = true,
-     .help = "How many of these one tenant may have. At either limit the least recently used "
-             "namespace is dropped that is not open and holds no blocks."},
+     .help = "How many of these one tenant may have. At either limit the daemon drops the least "
+             "recently used namespace that is not open and holds no blocks."},
     {KEY("limits.frame_memory", SIZE, max_frame_memory, "256MiB"),
      RANGE(2 * UCM_MAX_FRAME_BYTES, TIB), .internal = true,
      .help = "Memory of the frames of all requests in progress."},
