@@ -211,20 +211,20 @@ class Memory(Case):
             self.skipTest("being several users needs root")
         bystander, client = self.client(uid=1000), self.client(uid=1001)
         ns, theirs = client.open(dict(IDENTITY, model=self.id())), bystander.open(dict(IDENTITY, model=self.id()))
-        waited_s = lasted_s = 0
-        for _ in range(2):
+        for _ in range(20):  # it may be over before the other has begun
             fd = memfd(1 << 30)
             try:
                 region = register(client, ns, fd)
             finally:
                 os.close(fd)
-            other, began = memfd_of(self, BLOCKS * LAYER), time.monotonic()
+            other = memfd_of(self, BLOCKS * LAYER)
             client.begin("region.unregister", region=region)
             bystander.call("region.unregister", region=register(bystander, theirs, other))
-            waited_s += time.monotonic() - began
+            passed = not select.select([client.socket], [], [], 0)[0]
             client.wait(client.msgid)
-            lasted_s += time.monotonic() - began
-        self.assertLess(waited_s, lasted_s / 2)
+            if passed:
+                return
+        self.fail("no request of another tenant ended while the pages went")
 
     def test_what_the_library_makes_has_all_its_pages(self):
         sys.path.insert(0, os.path.join(os.path.dirname(UCMD), "../client/python"))
