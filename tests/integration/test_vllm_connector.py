@@ -10,14 +10,9 @@ from vllm_case import BLOCK, Case, Request, daemon, engine, prompt, watch
 
 
 class Sharing(Case):
-    def share(self, ranks=1, first=None, **more):
+    def share(self, ranks=1, **more):
         a, b = self.engine(ranks=ranks, **more), self.engine(ranks=ranks, **more)
-        tokens = prompt(1, 150)
-        self.check(a, Request("cold", tokens))
-        self.assertEqual(a.loaded_tokens, 0)
-        self.check(b, Request("warm", tokens))
-        self.assertEqual(b.loaded_tokens, 150 // BLOCK * BLOCK)
-        return a, b
+        return self.handed_on(a, b, prompt(1, 150), 150 // BLOCK * BLOCK)
 
     def test_another_engine_loads_what_one_has_computed(self):
         self.share()
@@ -62,11 +57,7 @@ class Sharing(Case):
         self.assertEqual(self.stats()["dump_blocks"], 157 // BLOCK)
 
     def test_a_full_hit_leaves_the_last_token(self):
-        a, b = self.engine(), self.engine()
-        tokens = prompt(2, 8 * BLOCK)
-        self.check(a, Request("cold", tokens))
-        self.check(b, Request("warm", tokens))
-        self.assertEqual(b.loaded_tokens, 8 * BLOCK - 1)
+        self.handed_on(self.engine(), self.engine(), prompt(2, 8 * BLOCK), 8 * BLOCK - 1)
 
     def test_outputs_are_stored_too(self):
         a, b = self.engine(), self.engine()

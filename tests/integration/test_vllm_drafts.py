@@ -32,11 +32,7 @@ class Drafting(Case):
         return e
 
     def share(self, **more):
-        a, b = self.drafting(**more), self.drafting(**more)
-        self.check(a, Request("cold", prompt(1, 150), outputs=20))
-        self.assertEqual(a.loaded_tokens, 0)
-        self.check(b, Request("warm", prompt(1, 150), outputs=20))
-        self.assertEqual(b.loaded_tokens, 150 // BLOCK * BLOCK)
+        a, b = self.handed_on(self.drafting(**more), self.drafting(**more), prompt(1, 150), 150 // BLOCK * BLOCK, outputs=20)
         self.assertGreater(b.compared, 150)
         return a, b
 
@@ -81,9 +77,7 @@ class Drafting(Case):
     def test_a_draft_model_does_not_look_ahead(self):
         a, b = self.drafting(method="draft_model"), self.drafting(method="draft_model")
         b._run_draft = lambda *of: None
-        self.check(a, Request("cold", prompt(6, 4 * BLOCK)))
-        self.check(b, Request("warm", prompt(6, 4 * BLOCK)))
-        self.assertEqual(b.loaded_tokens, 4 * BLOCK - 1)
+        self.handed_on(a, b, prompt(6, 4 * BLOCK), 4 * BLOCK - 1)
 
     def test_other_drafts_are_other_engines(self):
         self.share()
@@ -105,14 +99,8 @@ class Drafting(Case):
 
     def test_failed_loads(self):
         for asynchronous in (True, False):
-            a, b = self.share(async_load=asynchronous, salt=repr(asynchronous))
-            b.pool.__init__(b.blocks)
-            worker = b.ranks[0].connector._worker
-            begin, worker._begin_load = worker._begin_load, lambda copy: None
-            self.check(b, Request("failed", prompt(1, 150)))
-            self.assertGreater(b.recomputed, 0)
-            worker._begin_load = begin
-            self.check(b, Request("later", prompt(1, 150)))
+            _, b = self.share(async_load=asynchronous, salt=repr(asynchronous))
+            self.one_load_fails(b, 0, prompt(1, 150))
 
     def test_layer_after_layer_is_refused(self):
         with self.assertRaisesRegex(SomeRefused, "remove the setting layerwise"):

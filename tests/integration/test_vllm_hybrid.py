@@ -9,7 +9,7 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-from vllm_case import BLOCK, MODEL, Case, Request, numpy, prompt, run, watch
+from vllm_case import BLOCK, MODEL, Case, Request, finish, numpy, prompt, run, watch
 from extra import extra_of
 
 from hybrid_engine import ALIKE, ALL_KINDS, INSIDE, ONLY_STATES, ONLY_WINDOWS, STATES, UNLIKE, Group, HybridEngine, Pool
@@ -54,103 +54,65 @@ class HybridCase(Case):
 
 
 class Hits(HybridCase):
+    def two(self, groups, **more):
+        return [self.engine(groups, **more) for _ in range(2)]
+
     def test_another_engine_loads_what_one_has_computed(self):
         for name, groups in (("alike", ALIKE), ("unlike", UNLIKE), ("windows", ONLY_WINDOWS), ("states", STATES), ("all", ALL_KINDS),
                              ("inside", INSIDE), ("only states", ONLY_STATES)):
             with self.subTest(name):
-                a, b = self.engine(groups, salt=name), self.engine(groups, salt=name)
-                self.check(a, Request("cold", prompt(1, 200)))
-                self.assertEqual(a.loaded_tokens, 0)
-                self.check(b, Request("warm", prompt(1, 200)))
-                self.assertEqual(b.loaded_tokens, 192)
+                _, b = self.handed_on(*self.two(groups, salt=name), prompt(1, 200), 192)
                 self.check(b, Request("local", prompt(1, 200)))
                 self.assertEqual(b.loaded_tokens, 192)
 
     def test_two_ranks(self):
         for name, groups in (("alike", ALIKE), ("states", STATES)):
             with self.subTest(name):
-                a, b = (self.engine(groups, ranks=2, salt=name) for _ in range(2))
-                self.check(a, Request("cold", prompt(1, 200)))
-                self.check(b, Request("warm", prompt(1, 200)))
-                self.assertEqual(b.loaded_tokens, 192)
+                self.handed_on(*self.two(groups, ranks=2, salt=name), prompt(1, 200), 192)
 
-    def test_a_state_is_not_taken_back(self):
-        """The engine computes the last token of a prompt itself, so a hit ends a block before."""
-        for name, groups in (("states", STATES), ("all", ALL_KINDS)):
-            a, b = self.engine(groups, salt=name), self.engine(groups, salt=name)
-            self.check(a, Request("cold", prompt(2, 192)))
-            self.check(b, Request("warm", prompt(2, 192)))
-            self.assertEqual(b.loaded_tokens, 176)
-
-    def test_states_are_stored_where_a_hit_may_end(self):
-        """40 blocks of full attention; steps end at each 64 tokens and at 640. Two layers have
-        states and one has attention, with 32 tokens or more between states."""
-        a, b = self.engine(STATES, blocks=200), self.engine(STATES, blocks=200)
-        self.check(a, Request("cold", prompt(5, 650), outputs=1))
-        self.assertEqual(self.stats()["dump_blocks"], 40 + 2 * 10)
-        self.check(b, Request("warm", prompt(5, 650), outputs=1))
-        self.assertEqual(b.loaded_tokens, 640)
-        self.assertEqual(self.stats()["load_blocks_dram"], 40 + 2)
+    def test_a_full_hit_leaves_the_last_token(self):
+        """The engine computes it itself. No state is taken back, so with states a hit ends a block
+        before."""
+        for name, groups, loaded in (("alike", ALIKE, 191), ("unlike", UNLIKE, 191), ("states", STATES, 176), ("all", ALL_KINDS, 176)):
+            with self.subTest(name):
+                self.handed_on(*self.two(groups, salt=name), prompt(2, 192), loaded)
 
     def test_states_that_a_step_leaves_in_its_midst(self):
         """A prompt of one step. The kernels leave its state at 48."""
-        a, b = self.engine(INSIDE), self.engine(INSIDE)
-        self.check(a, Request("cold", prompt(5, 60), outputs=1))
+        self.handed_on(*self.two(INSIDE), prompt(5, 60), 48, outputs=1)
         self.assertEqual(self.stats()["dump_blocks"], 3 + 2)
-        self.check(b, Request("warm", prompt(5, 60), outputs=1))
-        self.assertEqual(b.loaded_tokens, 48)
 
-    def test_the_next_turn_of_a_chat_with_states(self):
+    def test_the_next_turn_of_a_chat(self):
         """While an answer comes, a state is stored each 32 tokens. The first comes 32 tokens after
         the prompt's last state, at 96."""
-        a, b = self.engine(STATES), self.engine(STATES)
-        cold = Request("cold", prompt(3, 100), outputs=110)
-        self.check(a, cold)
-        self.check(b, Request("next", cold.tokens + prompt(4, 20)))
-        self.assertEqual(b.loaded_tokens, 192)
+        for name, groups, outputs in (("alike", ALIKE, 100), ("states", STATES, 110)):
+            with self.subTest(name):
+                a, b = self.two(groups, salt=name)
+                cold = Request("cold", prompt(3, 100), outputs)
+                self.check(a, cold)
+                self.check(b, Request("next", cold.tokens + prompt(4, 20)))
+                self.assertEqual(b.loaded_tokens, 192)
 
-    def test_a_beginning_that_requests_share_with_states(self):
-        """The second request finds full attention's blocks and no state, so it lets the engine end
-        a step there."""
-        for name, groups in (("states", STATES), ("all", ALL_KINDS)):
+    def test_they_are_stored_and_loaded_where_a_hit_may_end(self):
+        """Full attention stores all of 40 blocks. Two layers have windows of 40 tokens, or states.
+        A window is stored at each multiple of 160 (four windows) and at the prompt's end. It lies,
+        with one token more, in 3 blocks. A state is stored where a step ends: at each 64 tokens and
+        at 640. A hit loads one window or state."""
+        for name, groups, stored, loaded in (("alike", ALIKE, 4 * 3, 3), ("states", STATES, 10, 1)):
+            with self.subTest(name):
+                before = self.stats()
+                self.handed_on(*self.two(groups, blocks=200, salt=name), prompt(5, 650), 640, outputs=1)
+                self.assertEqual(self.stats()["dump_blocks"] - before["dump_blocks"], 40 + 2 * stored)
+                self.assertEqual(self.stats()["load_blocks_dram"] - before["load_blocks_dram"], 40 + 2 * loaded)
+
+    def test_a_beginning_that_requests_share_is_a_hit_from_the_third_on(self):
+        """The second request finds full attention's blocks, but no window or state that ends there.
+        So it stores the window, or lets the engine end a step there."""
+        for name, groups in (("alike", ALIKE), ("states", STATES), ("all", ALL_KINDS)):
             engines = [self.engine(groups, window_interval=1 << 20, salt=name) for _ in range(3)]
             for i, e in enumerate(engines):
                 self.check(e, Request("r", prompt(10 + i, 300, shared=200)))
             self.assertEqual([e.loaded_tokens for e in engines], [0, 0, 192])
-
-    def test_a_full_hit_leaves_the_last_token(self):
-        for name, groups in (("alike", ALIKE), ("unlike", UNLIKE)):
-            with self.subTest(name):
-                a, b = self.engine(groups, salt=name), self.engine(groups, salt=name)
-                self.check(a, Request("cold", prompt(2, 192)))
-                self.check(b, Request("warm", prompt(2, 192)))
-                self.assertEqual(b.loaded_tokens, 191)
-
-    def test_the_next_turn_of_a_chat(self):
-        a, b = self.engine(), self.engine()
-        cold = Request("cold", prompt(3, 100), outputs=100)
-        self.check(a, cold)
-        self.check(b, Request("next", cold.tokens + prompt(4, 20)))
-        self.assertEqual(b.loaded_tokens, 192)
-
-    def test_windows_are_stored_and_loaded_where_a_hit_may_end(self):
-        """Each has 40 blocks. Full attention stores all. A window of 40 tokens is stored at each
-        multiple of 160 (four windows) and at the prompt's end. A hit loads one window."""
-        a, b = self.engine(blocks=200), self.engine(blocks=200)
-        self.check(a, Request("cold", prompt(5, 650), outputs=1))
-        tails = 4 * 3  # a window of 40 tokens, and one token more, lies in 3 blocks
-        self.assertEqual(self.stats()["dump_blocks"], 40 + 2 * tails)
-        self.check(b, Request("warm", prompt(5, 650), outputs=1))
-        self.assertEqual(b.loaded_tokens, 640)
-        self.assertEqual(self.stats()["load_blocks_dram"], 40 + 2 * 3)
-
-    def test_a_beginning_that_requests_share_is_a_hit_from_the_third_on(self):
-        """The second request finds full attention's blocks, but no window that ends there, so it
-        stores that."""
-        engines = [self.engine(window_interval=1 << 20) for _ in range(3)]
-        for i, e in enumerate(engines):
-            self.check(e, Request("r", prompt(10 + i, 300, shared=200)))
-        self.assertEqual([e.loaded_tokens for e in engines], [0, 0, 192])
 
     def test_a_hit_ends_at_the_last_multiple_of_the_interval(self):
         a, b = self.engine(window_interval=64), self.engine(window_interval=64)
@@ -191,30 +153,19 @@ class Trouble(HybridCase):
                 self.check(b, Request("warm", tokens))
                 self.assertEqual(b.failures, 1)
 
-    def test_windows_that_went_shorten_the_hit(self):
-        a, b = self.engine(window_interval=64), self.engine(window_interval=64)
-        tokens = prompt(8, 200)
-        self.check(a, Request("cold", tokens))
-        scheduler = a.connector._scheduler
-        tracked = scheduler._tracked(Request("names", tokens))
-        group = scheduler._groups[0]
-        keys = scheduler._keys(tracked, group, 11, 12)
-        # no lookup finds it, though it may still be written to NVMe
-        self.assertEqual(sum(scheduler.link.ns.evict(keys)), 1)
-        self.check(b, Request("warm", tokens))
-        self.assertEqual(b.loaded_tokens, 128)
-
-    def test_states_that_went_shorten_the_hit(self):
-        a, b = self.engine(STATES), self.engine(STATES)
-        tokens = prompt(8, 200)
-        self.check(a, Request("cold", tokens))
-        scheduler = a.connector._scheduler
-        tracked = scheduler._tracked(Request("names", tokens))
-        keys = scheduler._keys(tracked, scheduler._groups[0], 11, 12)
-        # no lookup finds it, though it may still be written to NVMe
-        self.assertEqual(sum(scheduler._links[0].ns.evict(keys)), 1)
-        self.check(b, Request("warm", tokens))
-        self.assertEqual(b.loaded_tokens, 128)
+    def test_windows_and_states_that_went_shorten_the_hit(self):
+        for name, groups, more in (("alike", ALIKE, {"window_interval": 64}), ("states", STATES, {})):
+            with self.subTest(name):
+                a, b = (self.engine(groups, salt=name, **more) for _ in range(2))
+                tokens = prompt(8, 200)
+                self.check(a, Request("cold", tokens))
+                scheduler = a.connector._scheduler
+                tracked = scheduler._tracked(Request("names", tokens))
+                keys = scheduler._keys(tracked, scheduler._groups[0], 11, 12)
+                # no lookup finds it, though it may still be written to NVMe
+                self.assertEqual(sum(scheduler._links[0].ns.evict(keys)), 1)
+                self.check(b, Request("warm", tokens))
+                self.assertEqual(b.loaded_tokens, 128)
 
     def test_little_memory(self):
         """Blocks move between groups and requests while stores read. Nothing writes to a block that
@@ -254,13 +205,11 @@ class Trouble(HybridCase):
         self.daemon.process.kill()
         self.check(b, Request("away", prompt(12, 200)))
         self.restart()
-        self.eventually(lambda: a.connector._scheduler.link.ns is not None and all(
-            kind.link.region is not None for kind in a.ranks[0].connector._worker.kinds))
+        self.connected(a)
         a.pool = Pool(a.blocks, a.groups)
 
         self.check(a, Request("again", prompt(12, 200)))
-        self.eventually(lambda: b.connector._scheduler.link.ns is not None and all(
-            kind.link.region is not None for kind in b.ranks[0].connector._worker.kinds))
+        self.connected(b)
         b.pool = Pool(b.blocks, b.groups)
 
         self.check(b, Request("warm", prompt(12, 200)))
@@ -270,16 +219,12 @@ class Trouble(HybridCase):
         """As in test_vllm_trouble.py. Also, windows' blocks are held for running requests."""
         e, first, tokens = self.engine(), Request("first", prompt(41, 200), 4), prompt(42, 200)
         with mock.patch.object(Task, "check", return_value=None), mock.patch.object(worker, "_STOP", 0.05):
-            e.add(first)
-            while first.status != "finished":
-                e.step()
+            finish(e, first)
             self.assertGreater(e.pool.held, 0)
             self.assertTrue(e.reset_prefix_cache())
             self.assertEqual(e.pool.held, 0)
             second = Request("second", tokens, 2)
-            e.add(second)
-            while second.status != "finished":
-                e.step()
+            finish(e, second)
         self.right(e, first)
         self.right(e, second)
         b = self.engine()

@@ -6,7 +6,7 @@ tests/engines/vllm (stages_engine.py) against a real daemon."""
 import unittest
 from unittest import mock
 
-from vllm_case import BLOCK, MODEL, Case, Request, engine, model, prompt, run, watch
+from vllm_case import BLOCK, MODEL, Case, Request, model, prompt, run, watch
 
 from stages_engine import SomeRefused, StagesEngine
 from ucmclient import Region
@@ -24,13 +24,7 @@ class Pipelines(Case):
         return e
 
     def share(self, of=(2, 1), **more):
-        a, b = self.pipeline(of, **more), self.pipeline(of, **more)
-        tokens = prompt(1, 150)
-        self.check(a, Request("cold", tokens))
-        self.assertEqual(a.loaded_tokens, 0)
-        self.check(b, Request("warm", tokens))
-        self.assertEqual(b.loaded_tokens, HIT)
-        return a, b
+        return self.handed_on(self.pipeline(of, **more), self.pipeline(of, **more), prompt(1, 150), HIT)
 
 
 class Pipeline(Pipelines):
@@ -77,14 +71,8 @@ class Pipeline(Pipelines):
     def test_a_block_that_one_stage_does_not_get_is_computed(self):
         for asynchronous in (True, False):
             with self.subTest(asynchronous):
-                a, b = self.share(async_load=asynchronous, salt=repr(asynchronous))
-                b.pool = engine.Pool(b.blocks)
-                worker = b.ranks[1].connector._worker
-                begin, worker._begin_load = worker._begin_load, lambda copy: None
-                self.check(b, Request("failed", prompt(1, 150)))
-                self.assertGreater(b.recomputed, 0)
-                worker._begin_load = begin
-                self.check(b, Request("later", prompt(3, 100)), Request("again", prompt(1, 150)))
+                _, b = self.share(async_load=asynchronous, salt=repr(asynchronous))
+                self.one_load_fails(b, 1, prompt(1, 150))
 
     def test_preemption(self):
         for asynchronous in (True, False):
@@ -101,8 +89,7 @@ class Pipeline(Pipelines):
         self.restart()
         self.check(a, Request("without", prompt(5, 100)))
         for e in (a, b):
-            links = [rank.connector._worker.link for rank in e.ranks]
-            self.eventually(lambda: e.connector._scheduler.link.ns is not None and all(link.region is not None for link in links))
+            self.connected(e)
         self.check(a, Request("cold again", prompt(6, 150)))
         self.eventually(lambda: self.loads(b, prompt(6, 150)))
 
@@ -182,8 +169,7 @@ class LayerStores(Pipelines):
         with mock.patch.object(UcmConnector, "save_kv_layer", kill):
             self.check(a, Request("cold", prompt(70, 150)))
         for e in (a, b):
-            links = [rank.connector._worker.link for rank in e.ranks]
-            self.eventually(lambda: e.connector._scheduler.link.ns is not None and all(link.region is not None for link in links))
+            self.connected(e)
         self.check(b, Request("gone", prompt(70, 150)))
         self.check(a, Request("again", prompt(71, 150)))
         self.eventually(lambda: self.loads(b, prompt(71, 150)))

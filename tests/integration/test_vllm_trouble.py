@@ -12,7 +12,7 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-from vllm_case import BLOCK, Case, Request, daemon, engine, prompt, watch  # sets the paths
+from vllm_case import BLOCK, Case, Request, daemon, engine, finish, prompt, watch  # sets the paths
 from daemon import halt
 from ucmclient.client import Task
 from ucmclient.errors import Status, UcmError
@@ -34,16 +34,12 @@ class Trouble(Case):
             with self.subTest(**more):
                 e, first = self.engine(blocks=16, salt=str(more), **more), Request("first", prompt(41, 150), 1)
                 with mock.patch.object(Task, "check", return_value=None), mock.patch.object(worker, "_STOP", 0.05):
-                    e.add(first)
-                    while first.status != "finished":
-                        e.step()
+                    finish(e, first)
                     self.assertGreater(e.pool.held, 0)
                     self.assertTrue(e.reset_prefix_cache())
                     self.assertEqual(e.pool.held, 0)
                     second = Request("second", prompt(42, 200), 2)
-                    e.add(second)
-                    while second.status != "finished":
-                        e.step()
+                    finish(e, second)
                     self.assertTrue(e.reset_prefix_cache())
                 self.same({"first": first, "second": second})
                 b = self.engine(salt=str(more), **more)
@@ -53,10 +49,8 @@ class Trouble(Case):
         """The engine refuses because requests run. Stores go on."""
         e, first, second = self.engine(), Request("first", prompt(46, 150), 1), Request("second", prompt(47, 40), 20)
         with mock.patch.object(Task, "check", return_value=None):
-            e.add(first)
             e.add(second)
-            while first.status != "finished":
-                e.step()
+            finish(e, first)
             held = e.pool.held
             self.assertGreater(held, 0)
             self.assertFalse(e.pool.reset_prefix_cache())
@@ -85,9 +79,7 @@ class Trouble(Case):
         e, tokens = self.engine(), prompt(43, 150)
         for name, loaded in (("cold", 0), ("warm", 144)):
             request, before = Request(name, tokens, 1), e.loaded_tokens
-            e.add(request)
-            while request.status != "finished":
-                e.step()
+            finish(e, request)
             self.assertTrue(e.reset_prefix_cache())
             self.check(e, Request(f"between {name}", prompt(44 + loaded, 20)))
             self.assertEqual(e.loaded_tokens - before, loaded)
@@ -243,7 +235,7 @@ class Trouble(Case):
         self.assertTrue(killed)
         self.check(e, Request("without", prompt(62, 80)))
         self.restart()
-        self.eventually(lambda: e.connector._scheduler.link.ns is not None and e.ranks[0].connector._worker.link.region)
+        self.connected(e)
         e.pool = engine.Pool(e.blocks)
         again = prompt(63, 100)
         self.check(e, Request("stored again", again))

@@ -143,6 +143,14 @@ class Case(unittest.TestCase):
         self.same(run(e, *requests, **more), but)
         self.assertTrue(e.pool.idle(), "blocks were never given back")
 
+    def handed_on(self, a, b, tokens, loaded, **more):
+        """What one engine stores another one loads."""
+        self.check(a, Request("cold", tokens, **more))
+        self.assertEqual(a.loaded_tokens, 0)
+        self.check(b, Request("warm", tokens, **more))
+        self.assertEqual(b.loaded_tokens, loaded)
+        return a, b
+
     def all_stats(self):
         return self.daemon.stats()
 
@@ -158,11 +166,31 @@ class Case(unittest.TestCase):
         self.daemon.process.wait()
         self.daemon = daemon(socket=socket, nvme=False, **more)
 
+    def connected(self, e):
+        workers = [rank.connector._worker for rank in e.ranks]
+        links = [half.link for worker in workers for half in getattr(worker, "kinds", [worker])]
+        self.eventually(lambda: e.connector._scheduler.link.ns is not None and all(link.region is not None for link in links))
+
+    def one_load_fails(self, e, rank, tokens):
+        """The engine computes what this rank does not get, and stores it."""
+        e.pool = engine.Pool(e.blocks)
+        with mock.patch.object(e.ranks[rank].connector._worker, "_begin_load", lambda copy: None):
+            self.check(e, Request("failed", tokens))
+        self.assertGreater(e.recomputed, 0)
+        self.check(e, Request("later", tokens))
+
     def loads(self, e, tokens):
         before = e.loaded_tokens
         e.pool = engine.Pool(e.blocks)
         self.check(e, Request(f"probe{before}.{time.monotonic()}", tokens))
         return e.loaded_tokens > before
+
+
+def finish(e, request):
+    """Steps until it is over; the workers' reports of what they stored may come later."""
+    e.add(request)
+    while request.status != "finished":
+        e.step()
 
 
 def give_up():
