@@ -14,10 +14,11 @@ const size_t usage_option_count = sizeof(usage_options) / sizeof(usage_options[0
 
 const char usage_summary[] = "The KV cache daemon of a host";
 
-const char usage_help[] = "Signals:\n"
-                          "  TERM, INT  stop it within shutdown.drain\n"
-                          "  HUP        read the file again\n\n"
-                          "Exit status:\n"
-                          "  0  stopped as asked\n"
-                          "  1  could not start, or a device or a sync of the NVMe tier failed\n"
-                          "  2  wrong usage\n";
+const char usage_help[] =
+    "Signals:\n"
+    "  TERM, INT  stop it; shutdown.drain bounds each phase\n"
+    "  HUP        read the file again\n\n"
+    "Exit status:\n"
+    "  0  stopped as asked\n"
+    "  1  could not start, or a device or a sync of the NVMe tier failed\n"
+    "  2  wrong usage\n";

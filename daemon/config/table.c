@@ -206,9 +206,10 @@ const struct config_key config_keys[] = {
              "is its part of a busy device, against the weights of others. namespaces replaces "
              "limits.namespaces_per_tenant. connections, requests, memory and leased bound what "
              "clients take. Others cannot evict what a tenant has below dram.min, nvme.min and "
-             "shared.min. It gets at most dram.max, nvme.max and shared.max; 0 is no bound. The "
-             "nvme.min of all tenants together are at most half of NVMe. Garbage collection keeps "
-             "shared.min and shared.max on each root. docs/configuration.md lists all settings."},
+             "shared.min. A tenant gets at most dram.max, nvme.max and shared.max; 0 is no bound. "
+             "The nvme.min of all tenants together are at most half of NVMe. Garbage collection "
+             "keeps shared.min and shared.max on each root. docs/configuration.md lists all "
+             "settings."},
     {KEY("admins", LIST, admins, ""), RANGE(0, 1024), .item_cb = item_admin, .reloadable = true,
      .help =
          "Operators, besides root and the daemon's own user: a list of uid:N and gid:N, where gid "
@@ -216,12 +217,11 @@ const struct config_key config_keys[] = {
     {KEY("container_admins", BOOL, container_admins, "false"), .names = bool_names,
      .reloadable = true,
      .help = "Whether a client in a container (another PID namespace than the daemon's) may be an "
-             "operator. The host's root in a container can take any uid."},
+             "operator. With true, every container that runs as the host's root is one."},
 
     {KEY("state", STRING, state, "/var/lib/ucmd"), RANGE(0, 160),
-     .help =
-         "Directory that keeps over restarts what 'ucmctl tenant set' has set. Where it does not "
-         "exist, or is \"\", such settings end with the daemon."},
+     .help = "Directory that keeps over restarts what 'ucmctl tenant set' has set. If it does not "
+             "exist, or is \"\", such settings end with the daemon."},
 
     {KEY("encryption.tenants", LIST, encryption_tenants, ""), RANGE(0, 4096),
      .item_cb = item_encryption,
@@ -231,14 +231,13 @@ const struct config_key config_keys[] = {
              "hexadecimal digits; the last line is the current key."},
     {KEY("encryption.read_plaintext", BOOL, encryption_read_plaintext, "false"),
      .names = bool_names,
-     .help =
-         "Whether the daemon reads parts of such a tenant that NVMe holds unencrypted from "
-         "before. With true the cache is not cold when encryption begins, but whoever can write "
-         "to the disk can plant blocks. With false these parts are ignored."},
+     .help = "Whether the daemon reads an encrypted tenant's parts that NVMe holds unencrypted, "
+             "from before. With true the cache is not cold when encryption begins, but whoever "
+             "can write to the disk can plant blocks. With false the daemon ignores these parts."},
     {KEY("encryption.allow_persistent_arena", BOOL, encryption_allow_persistent_arena, "false"),
      .names = bool_names,
-     .help = "Whether arena.persist_dir may keep blocks of such tenants, unencrypted, in memory "
-             "that outlives the daemon. With false the daemon refuses both together."},
+     .help = "Whether arena.persist_dir may keep blocks of encrypted tenants, unencrypted, in "
+             "memory that outlives the daemon. With false the daemon refuses to start."},
     {KEY("encryption.secrets", STRING, encryption_secrets, ""), RANGE(0, 1024),
      .help = "Directory for the secrets of namespaces on shared roots. A purge replaces the "
              "secret, so that what a server keeps of the files can never be decrypted. Give all "
@@ -254,15 +253,14 @@ const struct config_key config_keys[] = {
 
     {KEY("metrics.socket", STRING, metrics_socket, "metrics.sock"), RANGE(0, SOCKET_BYTES),
      .item_cb = item_socket,
-     .help = "Unix socket for it: a path, or a name for one in the directory of `socket`; \"\": "
-             "none. It belongs to socket_group."},
+     .help = "Unix socket for HTTP: a path, or a name in the directory of `socket`; \"\": none. "
+             "It belongs to socket_group."},
     {KEY("metrics.socket_mode", OCTAL, metrics_socket_mode, "0660"), RANGE(0, 0777),
-     .help = "Permissions of that socket."},
+     .help = "Permissions of metrics.socket."},
     {KEY("metrics.listen", STRING, metrics_listen, ""), RANGE(0, 64), .item_cb = item_address,
-     .help = "Address for it, such as 127.0.0.1:9471 or [::1]:9471; \"\": none. A port alone "
-             "means that port of 127.0.0.1. With port 0 the kernel chooses and the log says which. "
-             "There is no "
-             "password: any address but loopback draws a warning."},
+     .help = "Address for HTTP, such as 127.0.0.1:9471 or [::1]:9471; \"\": none. A port alone "
+             "means that port of 127.0.0.1. With port 0 the kernel chooses and the log says "
+             "which. There is no password: any address but loopback draws a warning."},
 
     {KEY("arena.size", SIZE, arena_size, "4GiB"), RANGE(MIB, 15 * TIB),
      .help = "DRAM that the daemon takes, rounded down to whole slabs."},
@@ -282,7 +280,7 @@ const struct config_key config_keys[] = {
 
     {KEY("mapping.size", SIZE, mapping_size, "0"), RANGE(0, 15 * TIB), .reloadable = true,
      .help = "DRAM for shared mappings, in addition to arena.size and in whole slabs; at most the "
-             "host's memory. 0: workers that read blocks in place are refused."},
+             "host's memory. 0: the daemon grants no shared mappings."},
 
     {KEY("index.max_blocks", INT, index_max_blocks, "16777216"), RANGE(1024, 1ull << 31),
      .help =
@@ -293,16 +291,16 @@ const struct config_key config_keys[] = {
          "(index_evicted)."},
 
     {KEY("nvme.paths", LIST, nvme_paths, ""), RANGE(0, CONFIG_MAX_PATHS), .item_cb = item_directory,
-     .help = "Directories, best one a disk, for one file each: [/var/lib/ucmd/nvme0, ...]; or "
-             "block devices, and files, that 'ucmctl format' prepared."},
+     .help = "Directories, best one a disk: [/var/lib/ucmd/nvme0, ...]; or block devices and "
+             "files that 'ucmctl format' prepared."},
     {KEY("nvme.state", STRING, nvme_state, ""), RANGE(0, 1024),
-     .help = "Directory for a few small files. Needed where nvme.paths has devices or files."},
+     .help = "Directory for the small files that devices and files of nvme.paths need."},
     {KEY("nvme.size", SIZE, nvme_size, "64GiB"), RANGE(4 * MIB, 16 * TIB),
      .help =
          "Size of the file in each directory, or the most that is used of each device or file."},
     {KEY("nvme.segment", SIZE, nvme_segment, "64MiB"), RANGE(MIB, GIB),
      .help = "Unit in which the files are written and reclaimed; a power of two. A file keeps the "
-             "one it was made with."},
+             "size that it was made with."},
     {KEY("nvme.queue_depth", INT, nvme_queue_depth, "128"), RANGE(1, 4096),
      .help = "Requests in flight for each path."},
     {KEY("nvme.io", ENUM, nvme_io, "auto"), .names = io_names, .internal = true,
@@ -312,7 +310,7 @@ const struct config_key config_keys[] = {
      .help = "Threads for checksums, and for reads and writes without io_uring."},
     {KEY("nvme.write_queue_size", SIZE, nvme_write_queue_size, "1GiB"), RANGE(MIB, 64 * TIB),
      .help = "Bytes in DRAM that may wait to be written, at most half of arena.size. Beyond that, "
-             "DRAM may drop what waits."},
+             "DRAM may evict blocks that wait."},
     {KEY("nvme.scrub", SIZE, nvme_scrub, "32MiB"), RANGE(0, TIB),
      .help = "Bytes a second that the scrub reads and verifies in the background, after all other "
              "work; 0: none."},
@@ -323,35 +321,32 @@ const struct config_key config_keys[] = {
      .help = "Percent of a file's segments that may be in quarantine for bad blocks. Beyond that "
              "(and beyond one segment) the daemon stops writing to the file."},
     {KEY("nvme.on_write_stall", ENUM, nvme_on_write_stall, "drop"), .names = write_stall_names,
-     .help = "What happens beyond nvme.write_queue_size. drop answers dumps at once, and what DRAM "
-             "has no "
-             "space for is not written. slow delays the answer of each dump by at most 200 ms, so "
-             "that engines dump no faster than the disks write."},
+     .help = "What happens beyond nvme.write_queue_size. drop answers dumps at once, and blocks "
+             "that DRAM evicts first are not written. slow delays the answer of each dump by at "
+             "most 200 ms, so that engines dump no faster than the disks write."},
     {KEY("nvme.write_stall_max", DURATION, nvme_write_stall_max_ms, "200ms"), RANGE(1, 60 * SECOND),
      .internal = true, .help = "How long slow delays one answer at most."},
     {KEY("nvme.admission", ENUM, nvme_admission, "learned"), .names = nvme_admission_names,
-     .help =
-         "Which blocks are written. all: every dumped block. reuse: a block when it is first "
-         "used, or dumped a second time, mostly a tenth to half as much; what DRAM drops before "
-         "that is lost. learned: all, but reuse for a namespace whose blocks are hardly ever "
-         "read back from there. Durable dumps are always written."},
+     .help = "Which blocks are written. all: every dumped block. reuse: a block when it is first "
+             "used, or dumped a second time, mostly a tenth to half of all; blocks evicted from "
+             "DRAM before that are lost. learned: all, but reuse for a namespace whose blocks "
+             "are hardly ever read back from NVMe. Durable dumps are always written."},
     {KEY("nvme.rewrite", INT, nvme_rewrite, "50"), RANGE(0, 75), .internal = true,
      .help = "Percent of a segment that may be written again before the segment is reused: parts "
              "that were read since they were written."},
 
     {KEY("shared.roots", LIST, shared_roots, ""), RANGE(0, UCM_MAX_ROOTS),
-     .help =
-         "A list of directories of mounted file systems; NFS servers, which need no mount; S3 "
-         "buckets; Mooncake stores: [/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 "
-         "capacity=10TiB\", "
-         "\"s3://bucket?region=eu-central-1\", \"mooncake://10.0.0.6:50051\"]. After the target "
-         "may follow capacity=SIZE (beyond it the oldest files are removed; none: no bound) and ro "
-         "(nothing is written there). A backend of your own is \"process:NAME capacity=10TiB -- "
-         "/usr/libexec/ucmd/NAME WORD\" (docs/backends.md)."},
+     .help = "A list of mounted directories, NFS servers (without a mount), S3 "
+             "buckets and Mooncake stores: [/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 "
+             "capacity=10TiB\", \"s3://bucket?region=eu-central-1\", "
+             "\"mooncake://10.0.0.6:50051\"]. Words may follow: capacity=SIZE (daemons remove "
+             "the oldest files beyond it; none: no bound) and ro (this host only reads). A "
+             "backend of your own is \"process:NAME capacity=10TiB -- /usr/libexec/ucmd/NAME "
+             "WORD\" (docs/backends.md)."},
     {KEY("shared.placement", ENUM, shared_placement, "tiered"), .names = placement_names,
      .help = "How blocks are spread over several roots. tiered: to the first root that takes "
-             "writes; what garbage collection would remove from it is copied to the next one. "
-             "hashed: each block has one root, by its key; for servers that are alike."},
+             "writes; garbage collection copies what it removes there to the next root. hashed: "
+             "each block has one root, by its key; for servers that are alike."},
     {KEY("shared.lookup_timeout", DURATION, shared_lookup_ms, "50ms"), RANGE(1, 10 * SECOND),
      .help = "How long a lookup waits for the roots. Blocks not found by then count as missing."},
     {KEY("shared.negative", DURATION, shared_negative_ms, "2s"), RANGE(0, HOUR), .internal = true,
@@ -367,8 +362,8 @@ const struct config_key config_keys[] = {
      .help = "Which blocks are written: all or reuse, which mean what they do for "
              "nvme.admission."},
     {KEY("shared.sync", BOOL, shared_sync, "false"), .names = bool_names,
-     .help = "Have the server make each file durable before it gets its name. Without it, a crash "
-             "of the server may leave truncated files; loads count them as misses."},
+     .help = "Whether the server makes each file durable before it gets its name. With false, a "
+             "crash of the server may leave truncated files, which are misses."},
     {KEY("shared.gc_interval", DURATION, shared_gc_interval_ms, "10min"), RANGE(SECOND, 24 * HOUR),
      .help = "Time from one garbage collection of a root to the next. 'ucmctl shared gc' "
              "begins one at once."},
@@ -391,10 +386,10 @@ const struct config_key config_keys[] = {
          "worker's memory, where the worker has a copy agent. auto takes for each copy what "
          "costs least."},
     {KEY("copy.busy_max_percent", INT, copy_busy_max_percent, "85"), RANGE(5, 100),
-     .help = "Percent of the bus that loads take at most while their worker's engine computes, as "
-             "the vLLM connector tells the daemon. Copies then leave gaps for the engine's own "
-             "small copies. 100: loads go first, without gaps, which makes the engine's steps a "
-             "quarter longer."},
+     .help = "Percent of the bus that loads take at most while their worker's engine computes "
+             "(the vLLM connector says when). Copies then leave gaps for the engine's own small "
+             "copies. 100: loads go first, without gaps, which makes the engine's steps a quarter "
+             "longer."},
     {KEY("copy.calibration", STRING, copy_calibration, "/var/lib/ucmd"), RANGE(0, 160),
      .internal = true,
      .help = "Directory that keeps what auto measured at a GPU's first use; \"\" measures at every "
@@ -412,7 +407,7 @@ const struct config_key config_keys[] = {
      .help = "Namespaces known at once, over all tenants."},
     {KEY("limits.namespaces_per_tenant", INT, max_namespaces_tenant, "1024"), RANGE(1, 32768),
      .reloadable = true,
-     .help = "How many of these one tenant may have. At either limit the daemon drops the least "
+     .help = "Namespaces that one tenant may have. At either limit the daemon drops the least "
              "recently used namespace that is not open and holds no blocks."},
     {KEY("limits.frame_memory", SIZE, max_frame_memory, "256MiB"),
      RANGE(2 * UCM_MAX_FRAME_BYTES, TIB), .internal = true,
@@ -430,7 +425,8 @@ const struct config_key config_keys[] = {
      .help = "Time until a client for which 1 MiB of answers waits must have read some."},
 
     {KEY("shutdown.drain", DURATION, drain_ms, "10s"), RANGE(0, HOUR),
-     .help = "Time that requests in progress get to finish."},
+     .help = "Time for requests in progress to end. Each later phase of a stop takes at most "
+             "about as long."},
 };
 const size_t config_key_count = sizeof(config_keys) / sizeof(config_keys[0]);
 
