@@ -7,7 +7,7 @@
 #define UCM_ERRORS(X)                                                                              \
     X(INVALID, 1, "the request breaks the protocol or a bound")                                    \
     X(UNSUPPORTED, 2, "this version or feature is not supported")                                  \
-    X(DENIED, 3, "the peer's uid and gid do not allow this")                                       \
+    X(DENIED, 3, "the client may not do this")                                                     \
     X(NOT_FOUND, 4, "no such namespace, region, lease or request")                                 \
     X(BUSY, 5, "a bounded resource is used up; try again")                                         \
     X(DEADLINE, 6, "the deadline passed")                                                          \

@@ -167,12 +167,13 @@ const struct program bench_program = {
     PROGRAM_OPTIONS(common_options),
     .groups = groups,
     .n_groups = PROGRAM_COUNT(groups),
-    .help = "Every figure that depends on the machine stands next to a baseline measured in the\n"
-            "same run, in turn with it, and their ratio. Figures are medians over rounds.\n\n"
-            "Exit codes:\n"
-            "  0  measured\n"
-            "  1  something failed\n"
-            "  2  the command line is wrong\n"
-            "  3  no daemon is there\n"
-            "  4  a loaded block differed from what was stored\n",
+    .help =
+        "Every figure that depends on the machine stands next to its baseline and their ratio.\n"
+        "One run measures both, in turn. Figures are medians over rounds.\n\n"
+        "Exit codes:\n"
+        "  0  measured\n"
+        "  1  something failed\n"
+        "  2  the command line is wrong\n"
+        "  3  no daemon is there\n"
+        "  4  a loaded block differed from what was stored\n",
 };

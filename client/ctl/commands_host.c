@@ -17,7 +17,7 @@ static const struct arg_option format_options[] = {
 
 static const struct arg_option doctor_options[] = {
     {"dir", ARG_TEXT, "DIR", "measure here, not next to the daemon's cache", NULL, 0, 0},
-    {"quick", ARG_FLAG, NULL, "measure nothing: a second instead of some", NULL, 0, 0},
+    {"quick", ARG_FLAG, NULL, "measure nothing; takes one second, not several", NULL, 0, 0},
 };
 
 static const struct arg_option plan_options[] = {

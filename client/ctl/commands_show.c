@@ -10,7 +10,7 @@ static const struct arg_option stats_options[] = {
 
 static const struct arg_option top_options[] = {
     {"interval", ARG_SECONDS, "SECONDS", "from one frame to the next", "1", 100, 3600000},
-    {"count", ARG_NUMBER, "N", "stop after N frames; without a terminal 1 is usual", NULL, 1,
+    {"count", ARG_NUMBER, "N", "stop after N frames; default without a terminal: 1", NULL, 1,
      UINT32_MAX},
 };
 
@@ -74,7 +74,7 @@ static const struct program_command commands[] = {
      "Other commands name a namespace by its number or by the first digits of its\n"
      "fingerprint. A restart of the daemon changes the number, never the fingerprint.\n"
      "RATIO is how much smaller the blocks of an encoded namespace are than those of its\n"
-     "base; its encoding is at the end of LAYOUT.\n\n"
+     "base. The end of LAYOUT names the encoding.\n\n"
      "Example:\n"
      "  ucmctl namespace list\n",
      NULL, 0, 0, 1, cmd_namespace},

@@ -5,7 +5,7 @@
 #include "proto/limits.h"
 
 /* Method encoding.open. Opens the encoded namespace of a base namespace (docs/protocol.md, "Encoded
- * namespaces"). The connection's first call copies the base's durability. Errors of
+ * namespaces"). If the base is durable on this connection, so is the encoded namespace. Errors of
  * `namespace.open` apply.
  * Errors: UNSUPPORTED: unknown encoding or version: use the base; INVALID: sizes or dtype do not
  *   fit, the base is encoded or holds summaries, or a part is too large for the arena.

@@ -186,9 +186,9 @@
  * tenant: or `*`. */
 #define UCM_MSG_TENANT(F, m) F(m, str, tenant, REQ, 1, UCM_MAX_NAME_BYTES)
 
-/* Method events. Answers the tenant's cache events after number `since` (docs/events.md). Numbers
- * begin with 1, at the first request. Without later events the daemon waits for one, unless `since`
- * is beyond the last.
+/* Method events. Answers the tenant's cache events after number `since` (docs/events.md). Numbering
+ * begins at the tenant's first request and uses no number twice. Without later events the daemon
+ * waits for one, unless `since` is beyond the last.
  * Errors: BUSY: this connection waits already, or no memory for another tenant; UNSUPPORTED: no
  *   `events.memory`; DENIED: only operators read another tenant's; NOT_FOUND: no such tenant. */
 
@@ -413,7 +413,7 @@ enum ucm_trace_op {
  * recovering, bool: blocks of an earlier run may still be found. */
 
 /* Method config.get. Lists the keys of the configuration and where their values came from. It lists
- * keys for tests only if set.
+ * internal keys only if they are set.
  * Callers: operators. */
 
 /* Result of config.get.

@@ -67,8 +67,8 @@
 #define UCM_MSG_MAPPING(F, m) F(m, u64, mapping, REQ, 1, UCM_U32)
 
 /* Method mapping.ref. Brings blocks of a sequence into the shared mapping and keeps them there. It
- * answers when each has a place or can't get one. A block that does not fit, that the uid may not
- * reference, or that is late has slab 0xffffffff.
+ * answers when each has a place or can't get one. A block that does not fit, that exceeds what
+ * the uid may reference, or that is late has slab 0xffffffff.
  *
  * The answer brings a descriptor for each of `granted`: slabs that this mapping lacks. Beyond 64
  * slabs, `more` says that the answer covers only as many blocks as `places` has.

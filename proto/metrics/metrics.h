@@ -19,7 +19,7 @@
       "requests refused: a user or tenant was over its part of a limit")                           \
     X(client_descriptors, gauge, "descriptors", "file descriptors that clients take")              \
     X(frame_bytes, gauge, "bytes", "frames that arrive, and answers not yet read")                 \
-    X(request_bytes, gauge, "bytes", "memory of requests in progress and of sequences")            \
+    X(request_bytes, gauge, "bytes", "memory of requests in progress, leases and sequences")       \
     X(requests_total, counter, "requests", "requests received")                                    \
     X(requests_active, gauge, "requests", "requests in progress")                                  \
     X(requests_busy, counter, "requests", "requests answered BUSY; clients try again")             \
@@ -155,7 +155,7 @@
     X(unfit_decoded, counter, "parts",                                                             \
       "stored parts decoded: another part of their block stayed raw")                              \
     X(unfit_decode_failed, counter, "parts",                                                       \
-      "such parts not decoded: no space, or evicted before; their block is a miss")                \
+      "parts not decoded: no space, or evicted before; their block is a miss")                     \
     X(decode_raw_bytes, counter, "bytes", "bytes of loaded blocks, raw")                           \
     X(decode_bytes, counter, "bytes", "bytes of loaded blocks, encoded")                           \
     X(summaries_built, counter, "parts", "block summaries built")                                  \
@@ -191,7 +191,7 @@
     X(mapping_bytes, gauge, "bytes",                                                               \
       "DRAM granted to shared mappings, including what workers still map")                         \
     X(mapping_refs, gauge, "blocks", "blocks referenced, counted for each mapping")                \
-    X(mapping_referenced_bytes, gauge, "bytes", "bytes of the slots of these")                     \
+    X(mapping_referenced_bytes, gauge, "bytes", "bytes of the slots of referenced blocks")         \
     X(mapping_moves, counter, "blocks", "blocks copied within DRAM into a shared mapping")         \
     X(mapping_full, counter, "blocks",                                                             \
       "referenced blocks that got no place: no space, or not in time")                             \
@@ -264,7 +264,7 @@ struct metrics {
     X(write_bytes, counter, "bytes", "bytes written")                                              \
     X(failures, counter, "operations", "operations that failed")                                   \
     X(timeouts, counter, "operations", "operations that ended by timeout")                         \
-    X(breaks, counter, "times", "times that it went down, after several failures in a row")        \
+    X(breaks, counter, "times", "times that it went down")                                         \
     X(backend_starts, counter, "times", "processes started")                                       \
     X(backend_ends, counter, "times", "processes that ended unasked")                              \
     X(backend_kills, counter, "times",                                                             \

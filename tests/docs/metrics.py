@@ -9,7 +9,7 @@ ALERTS = "config/observe/alerts.yml"
 
 #: Title, what a reader should know of the group, and the names in it: a metric belongs to the first group that has it.
 GROUPS = (
-    ("Bypass", "An operator turns the cache off for somebody with `ucmctl bypass`. Keys that this turns into misses count in "
+    ("Bypass", "An operator turns the cache off for somebody with `ucmctl bypass`. Keys that a bypass turns into misses count in "
      "`bypass_lookup_keys` only, and do not lower the hit rate.", r"bypass.*"),
     ("Lookups", "The hit rate is the rate of `lookup_hits` divided by that of `lookup_keys`. A hit neither in DRAM nor shared is on NVMe.",
      r"lookup(?!_hits_raw|_table).*"),
