@@ -276,13 +276,18 @@ class Away(unittest.TestCase):
 
 
 class Moves(unittest.TestCase):
-    def test_a_daemon_that_falls_silent_costs_one_timeout(self):
+    def half(self, link, event=lambda: None, **more):
+        """A worker's half, whose daemon is what `link` plays."""
         memory = SharedMemory(8 * 4096)
         view = engine_pages.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
-        asked = []
-        half = WorkerHalf(settings.Settings(socket="/nonexistent", connect_timeout=0.1), None, layout.layout_of({"0": view}, 8),
-                          name="test", part=0, writes=True, on_gpu=False, event=lambda: None)
+        half = WorkerHalf(settings.Settings(socket="/nonexistent", connect_timeout=0.1, **more), None, layout.layout_of({"0": view}, 8),
+                          name="test", part=0, writes=True, on_gpu=False, event=event)
         half.close()
+        half.link = link
+        return half
+
+    def test_a_daemon_that_falls_silent_costs_one_timeout(self):
+        asked = []
 
         class Silent:
             @property
@@ -292,7 +297,7 @@ class Moves(unittest.TestCase):
             def ask(self, call, keys, *_, **__):
                 asked.append(keys)
 
-        half.link = Silent()
+        half = self.half(Silent())
         copies = [Copy(str(i), bytes([i]), [i]) for i in range(4)]
         half.start_stores(Plan(stores=[Copy(c.request, 9 * c.keys, 9 * c.blocks) for c in copies], ended={"0", "3"}))
         self.assertEqual(asked, [9 * bytes([0])])
@@ -302,11 +307,8 @@ class Moves(unittest.TestCase):
         self.assertEqual(half.finished(), ({"0", "3"}, set("0123")))
         self.assertEqual(half.failed_blocks(), {0, 1, 2, 3})
 
-
     def test_events_that_the_daemon_can_not_open(self):
         """The worker itself waits for the events, and stores the refused blocks again."""
-        memory = SharedMemory(8 * 4096)
-        view = engine_pages.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
         come, given, tasks = [False], [], []
 
         class Event:
@@ -337,10 +339,7 @@ class Moves(unittest.TestCase):
                 given.append((keys, cuda_event is not None))
                 return Refused(cuda_event)
 
-        half = WorkerHalf(settings.Settings(socket="/nonexistent", connect_timeout=0.1), None, layout.layout_of({"0": view}, 8),
-                          name="test", part=0, writes=True, on_gpu=False, event=Event)
-        half.close()
-        half.link = Link()
+        half = self.half(Link(), Event)
         half.start_stores(Plan(stores=[Copy("a", b"a", [0])], ended={"a"}))
         with self.assertLogs("ucmclient.engine.vllm", "WARNING") as log:
             self.assertEqual(half.finished(), (set(), set()), "blocks that are to be stored again are given back")
@@ -358,8 +357,6 @@ class Moves(unittest.TestCase):
     def test_what_requests_fill_in_a_step_goes_together(self):
         """One dump for all requests that decode. If one of them is preempted, its blocks are no
         longer read, and the others' are stored."""
-        memory = SharedMemory(8 * 4096)
-        view = engine_pages.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
         given, log, told = [], [], []
 
         class Task:
@@ -386,10 +383,7 @@ class Moves(unittest.TestCase):
                 log.append("ask")
                 return Task()
 
-        half = WorkerHalf(settings.Settings(socket="/nonexistent", connect_timeout=0.1), None, layout.layout_of({"0": view}, 8),
-                          name="test", part=0, writes=True, on_gpu=False, event=lambda: None)
-        half.close()
-        half.link = Link()
+        half = self.half(Link())
         half.start_stores(Plan(stores=[Copy("a", b"a", [0]), Copy("b", b"bb", [1, 2]), Copy("c", b"c", [3], raw=True),
                                        Copy("d", b"d" * 9, list(range(9)))]))
         self.assertEqual(given, [(b"d" * 9, list(range(9)), "d", False), (b"abb", [0, 1, 2], "", False), (b"c", [3], "c", True)])
@@ -405,13 +399,9 @@ class Moves(unittest.TestCase):
         self.assertEqual(told[4:], [True], "the daemon does not learn that the engine computes")
 
     def test_an_event_that_never_comes(self):
-        memory = SharedMemory(8 * 4096)
-        view = engine_pages.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
-        half = WorkerHalf(settings.Settings(socket="/nonexistent", connect_timeout=0.1, transfer_timeout=0.05), None,
-                          layout.layout_of({"0": view}, 8), name="test", part=0, writes=True, on_gpu=False,
-                          event=lambda: SimpleNamespace(query=lambda: False))
-        half.close()
-        half.link, half._events_refused = SimpleNamespace(region=SimpleNamespace(dump=None, gpu_busy=lambda now: None)), True
+        link = SimpleNamespace(region=SimpleNamespace(dump=None, gpu_busy=lambda now: None))
+        half = self.half(link, lambda: SimpleNamespace(query=lambda: False), transfer_timeout=0.05)
+        half._events_refused = True
         half.start_stores(Plan(stores=[Copy("a", b"a", [0])], ended={"a"}))
         until(lambda: half.finished() == ({"a"}, set()), "the store's end")
 
