@@ -8,6 +8,7 @@
 #include "daemon/tier/tier.h"
 #include "proto/errors.h"
 #include "tests/runner/bytes.h"
+#include "tests/runner/wipe.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -243,12 +244,8 @@ static inline void rig_close(void)
         return;
     rig_close_tier();
     cr_assert_eq(uv_loop_close(&rig.loop), 0);
-    for (unsigned i = 0; i < rig.config.nvme_paths.n; i++) {
-        unlink(rig_path(i));
-        unlink(rig_file(i, NVME_INDEX_FILE));
-        unlink(rig_file(i, NVME_NS_FILE));
-        rmdir(rig.directories[i]);
-    }
+    for (unsigned i = 0; i < rig.config.nvme_paths.n; i++)
+        cr_assert_eq(wipe(rig.directories[i]), 0);
     free(rig.memory);
     memset(&rig, 0, sizeof(rig));
 }
@@ -294,9 +291,9 @@ static inline int part_submit(unsigned number, enum tier_op op)
     return rc;
 }
 
-static const enum config_io rig_engines[] = {CONFIG_IO_THREADS, CONFIG_IO_URING};
 /* The second one skips the rest where it is not allowed. */
-#define BOTH_ENGINES(io) for (unsigned k = 0; k < 2 && (io = rig_engines[k], true); k++)
+static const enum config_io rig_engines[]
+    __attribute__((unused)) = {CONFIG_IO_THREADS, CONFIG_IO_URING};
 
 #define RIG_FINGERPRINT 0xf0 /* each byte of it */
 

@@ -77,6 +77,13 @@ static int keep(unsigned number, uint64_t from_sequence)
     return rc < 0 ? rc : ns_records_set(&names, &name);
 }
 
+/* The first n, each from its number. */
+static void keep_all(unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        cr_assert_eq(keep(i, i), 0);
+}
+
 static void expect(unsigned number, uint64_t from_sequence)
 {
     struct nvme_ns_record name = name_make(number, 0);
@@ -159,8 +166,7 @@ Test(nvme_ns_records, what_waits_for_a_key_is_kept_whoever_wants_it)
 {
     struct nvme_ns_record odd = name_make(7, 0);
 
-    for (unsigned i = 0; i < 100; i++)
-        cr_assert_eq(keep(i, i), 0);
+    keep_all(100);
     for (unsigned i = 0; i < 70; i++)
         cr_assert_eq(keep(2, 200 + i), 0);
     ns_records_keep(&names, odd.fingerprint);
@@ -241,8 +247,7 @@ Test(nvme_ns_records, several_are_written_at_once)
 
 Test(nvme_ns_records, what_nobody_wants_goes)
 {
-    for (unsigned i = 0; i < 100; i++)
-        cr_assert_eq(keep(i, i), 0);
+    keep_all(100);
     cr_assert(ns_records_crowded(&names));
     ns_records_prune(&names, is_even, NULL);
     cr_expect_eq(names.count, 50u);
@@ -268,8 +273,7 @@ Test(nvme_ns_records, what_nobody_wants_goes)
 
 Test(nvme_ns_records, a_damaged_record_is_passed_over_and_a_damaged_tail_written_over)
 {
-    for (unsigned i = 0; i < 6; i++)
-        cr_assert_eq(keep(i, i), 0);
+    keep_all(6);
     for (unsigned f = 0; f < 2; f++) {
         damage(f, 2, "damage", 6);
         damage(f, 5, "damage", 6);
@@ -286,8 +290,7 @@ Test(nvme_ns_records, a_damaged_record_is_passed_over_and_a_damaged_tail_written
 
 Test(nvme_ns_records, each_directory_is_enough)
 {
-    for (unsigned i = 0; i < 6; i++)
-        cr_assert_eq(keep(i, i), 0);
+    keep_all(6);
     damage(0, 1, "damage", 6);
     damage(1, 2, "damage", 6);
     reopen();
@@ -325,8 +328,7 @@ Test(nvme_ns_records, a_rewrite_that_fails_loses_nothing)
 Test(nvme_ns_records, a_file_that_is_removed_or_cut_is_written_again)
 {
     cr_expect(ns_records_removed(&names, 0), "there has been none");
-    for (unsigned i = 0; i < 6; i++)
-        cr_assert_eq(keep(i, i), 0);
+    keep_all(6);
     cr_expect_not(ns_records_removed(&names, 0));
     cr_assert_eq(unlink(path_of(0)), 0);
     cr_assert_eq(truncate(path_of(1), 2 * NVME_PAGE), 0);

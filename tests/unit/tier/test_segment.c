@@ -351,9 +351,8 @@ Test(segment, a_stopped_file_does_not_hide_the_others)
 {
     table_init(400, 3);
     fill(0, 399);
-    for (unsigned i = 0; i < 3 * RECORDS; i++) {
+    for (unsigned i = 0; i < 3 * RECORDS; i++)
         put(1, 3000 + i);
-    }
     segment_file_stop(&table, 0);
     cr_expect_eq(reclaim(UINT32_MAX), 0);
     cr_expect_eq(dropped, RECORDS);
@@ -386,8 +385,7 @@ Test(segment, what_is_in_quarantine_is_not_reused)
     fill(200, 1); /* the one that is left */
     cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), -ENOSPC);
     /* emptied: still not reused, and no victim */
-    for (unsigned k = 0; k < RECORDS; k++)
-        segment_forget(&table, closed, k);
+    forget(0, 0);
     segment_forget(&table, open_one, 0);
     cr_assert_eq(closed->state, SEGMENT_FREE);
     cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), -ENOSPC);
