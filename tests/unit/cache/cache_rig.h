@@ -487,6 +487,16 @@ static inline block_ref store_below(struct ns *ns, uint64_t number)
     return ref;
 }
 
+/* Part 0 lies on the tier and is longer than a slab, as after a restart with smaller ones. */
+static inline void place_long(block_ref ref)
+{
+    struct tier *t = &rig.tier;
+
+    t->place[t->places++] = (struct place){true, part_owner(ref, 0), 2 * MIB, malloc(1), 1};
+    t->n_live++;
+    part_set_nvme(rig.cache, ref, 0, &(struct tier_place){.loc = t->places});
+}
+
 static inline void expect_nothing_held(void)
 {
     cr_expect_eq(index_blocks(rig.index), 0u);
@@ -544,6 +554,14 @@ static inline void promise(struct promise *p, block_ref ref)
 {
     *p = (struct promise){.d.done_cb = promise_cb, .status = NOT_YET};
     cr_assert_eq(cache_durable(rig.cache, &p->d, ref, 0), 0);
+}
+
+static int check_status __attribute__((unused)); /* of the verify that ended last */
+
+static inline void check_cb(struct cache_check *k, int status)
+{
+    (void)k;
+    check_status = status;
 }
 
 /* ---- a copier: copies when a test says so ---- */

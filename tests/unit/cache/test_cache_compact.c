@@ -158,14 +158,13 @@ Test(cache_compact, room_for_another_size_alongside_blocks_of_parts_in_use)
     copy_all();
     settle();
     cr_expect_eq(rig.metrics.arena_parts_moved, 2u);
-    for (int i = 0; i < 2; i++)
-        cr_assert_eq(want((uint64_t)i, &f[i]), 0);
     for (uint64_t i = 0; i < 2; i++)
+        cr_assert_eq(want(i, &f[i]), 0);
+    for (uint64_t i = 0; i < 2; i++) {
         cr_expect(cache_in_dram(rig.cache, find(wide, i)), "block %u", (unsigned)i);
-    for (int i = 0; i < 2; i++)
         pending_write_done(rig.cache, f[i], 1, false);
-    for (uint64_t i = 0; i < 2; i++)
         cache_put(rig.cache, find(wide, i), 1);
+    }
 }
 
 Test(cache_compact, where_all_is_guaranteed_nothing_moves_or_leaves)
@@ -188,18 +187,11 @@ Test(cache_compact, where_all_is_guaranteed_nothing_moves_or_leaves)
 /* A waiter for room itself uses the part that is in the way, as an append that builds may. Nothing
  * else happens. */
 static struct {
-    struct cache_retry retry;
+    struct asker a;
     struct deadlines deadlines;
     uv_timer_t limit;
-    unsigned tries;
     block_ref ref;
 } waiter;
-
-static void retry_cb(struct cache_retry *r)
-{
-    (void)r;
-    waiter.tries++;
-}
 
 static void limit_cb(uv_timer_t *timer)
 {
@@ -209,9 +201,7 @@ static void limit_cb(uv_timer_t *timer)
 
 static void waiter_open(void)
 {
-    waiter.tries = 0;
-    waiter.retry.retry_cb = retry_cb;
-    list_init(&waiter.retry.link);
+    ask(&waiter.a);
     cr_assert_eq(deadlines_init(&waiter.deadlines, &rig.loop), 0);
     cr_assert_eq(uv_timer_init(&rig.loop, &waiter.limit), 0);
     cr_assert_eq(uv_timer_start(&waiter.limit, limit_cb, 60000, 0), 0);
@@ -225,11 +215,10 @@ static void waiter_close(void)
     deadlines_close(&waiter.deadlines);
 }
 
-static void wait_until_tried(unsigned tries)
+static void wait_until_tried(void)
 {
-    if (list_empty(&waiter.retry.link))
-        cr_assert(cache_wait_for(rig.cache, &waiter.retry, WAIT_SLOT));
-    while (waiter.tries < tries)
+    cr_assert(cache_wait_for(rig.cache, &waiter.a.r, WAIT_SLOT));
+    while (waiter.a.calls == 0)
         uv_run(&rig.loop, UV_RUN_ONCE);
 }
 
@@ -243,7 +232,7 @@ Test(cache_compact, who_waits_may_have_the_part_that_is_in_the_way, .init = wait
     cr_assert_eq(want(0, &f), -EBUSY);
     iterations(2);
     cr_assert_neq(rig.cache->compact.slab, 0u, "a slab is closed, for parts that stay in use");
-    wait_until_tried(1);
+    wait_until_tried();
     cr_expect_eq(rig.cache->compact.slab, 0u, "it is put back");
     use_all(false);
 }
@@ -258,7 +247,7 @@ Test(cache_compact, who_waits_may_take_the_part_while_it_is_copied, .init = wait
     copy_all();
     settle();
     cr_assert_neq(rig.cache->compact.slab, 0u);
-    wait_until_tried(1);
+    wait_until_tried();
     while (rig.cache->compact.slab != 0)
         uv_run(&rig.loop, UV_RUN_ONCE);
     cr_expect_eq(rig.metrics.arena_parts_moved, 0u);
@@ -285,8 +274,8 @@ Test(cache_compact, what_is_not_tried_for_a_moment_is_tried_after_it, .init = wa
     mix(4 * SLOT);
     use_all(true);
     waiter.ref = open_block(big, 0);
-    waiter.retry.retry_cb = want_again_cb;
-    want_again_cb(&waiter.retry);
+    waiter.a.r.retry_cb = want_again_cb;
+    want_again_cb(&waiter.a.r);
     run_until_compacting(true);
     run_until_compacting(false);
     cr_assert_lt(uv_now(&rig.loop), rig.cache->compact.again_ms);
@@ -300,7 +289,7 @@ Test(cache_compact, what_is_not_tried_for_a_moment_is_tried_after_it, .init = wa
         cr_assert_eq(rig.cache->compact.slot_bytes, 0u);
         uv_sleep(5);
     }
-    cache_retry_cancel(&waiter.retry);
+    cache_retry_cancel(&waiter.a.r);
     drop(waiter.ref);
     use_all(false);
 }

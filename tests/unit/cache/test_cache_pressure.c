@@ -11,8 +11,7 @@ TestSuite(pressure, .init = rig_open, .fini = rig_close);
 static void fill_and_wait(uint64_t first, unsigned n)
 {
     tier_refuses(-EAGAIN, UINT32_MAX);
-    for (unsigned i = 0; i < n; i++)
-        drop(store(rig.one, first + i));
+    store_all(rig.one, first, n);
     iterate();
 }
 
@@ -39,7 +38,6 @@ Test(pressure, a_daemon_that_stops_writes_nothing_and_keeps_nobody_waiting)
     cr_expect_eq(rig.metrics.nvme_write_dropped, 5u);
     cr_expect_eq(rig.cache->dirty_bytes, 0u);
     cr_expect_eq(rig.tier.submits, before);
-    rig.tier.refuse_n = 0;
 }
 
 /* Part 0 of a block of two is lost on the tier, which then takes no writes: part 1 is still there. */
@@ -72,7 +70,6 @@ Test(pressure, reads_find_room)
     cr_expect(marks_right(below, 0));
     put_and_drop(below, 0);
     cr_expect_eq(rig.metrics.nvme_write_dropped, 1u);
-    tier_drain();
 }
 
 /* A dump waits or fails. It never reports a block as stored that is not. */
@@ -168,6 +165,7 @@ static void growing_open(void)
 
 static void growing_close(void)
 {
+    tier_drain();
     cr_assert_eq(sem_post(&more), 0);
     rig_close();
     sem_destroy(&more);
@@ -207,7 +205,6 @@ Test(growing, nothing_is_lost_for_want_of_a_moment)
     cr_expect_eq(rig.metrics.arena_evicted_lost, 0u);
     cr_expect_eq(try_store(8), 0);
     cr_expect_eq(rig.metrics.arena_evicted_lost, 1u, "all there will be is there");
-    tier_drain();
 }
 
 /* Another slot size would take a whole slab: that waits, too. */
@@ -222,7 +219,6 @@ Test(growing, no_slab_changes_its_slots)
     cr_expect_eq(rig.metrics.arena_slabs_moved, 0u);
     for (uint64_t i = 0; i < 4; i++)
         cr_expect_neq(find(rig.one, i), 0u);
-    tier_drain();
 }
 
 /* The next slab is full of blocks kept over a restart, so it is not worth waiting for. */
@@ -232,7 +228,6 @@ Test(growing, room_that_is_taken_is_not_waited_for)
     fill_and_wait(0, 4);
     cr_expect_eq(try_store(4), 0);
     cr_expect_eq(rig.metrics.arena_evicted_lost, 1u);
-    tier_drain();
 }
 
 /* Blocks that also lie on a lower tier may be evicted. */
@@ -243,7 +238,6 @@ Test(growing, what_is_kept_below_makes_room)
     cr_expect_eq(try_store(4), 0);
     cr_expect_eq(rig.metrics.arena_evicted_blocks, 1u);
     cr_expect_eq(rig.metrics.arena_evicted_lost, 0u);
-    tier_drain();
 }
 
 /* A dump larger than DRAM has filled it with parts that are not written yet. No write has begun. */
@@ -282,6 +276,5 @@ Test(pressure, who_waits_for_writes_that_do_not_begin_is_told)
     cr_expect_eq(claim(ninth, 0, 0, 1, &f), -EBUSY, "all is leased");
     cr_expect_eq(rig.metrics.arena_full, 1u);
     drop(ninth);
-    rig.tier.refuse_n = 0;
     drop_all(refs, 8);
 }

@@ -44,16 +44,24 @@ static void stores(struct ns *ns, uint64_t from, uint64_t n)
     }
 }
 
-static unsigned in_dram(struct ns *ns, uint64_t from, uint64_t n)
+/* How many of these blocks a tier has. */
+static unsigned count(struct ns *ns, uint64_t from, uint64_t n, bool nvme)
 {
     unsigned found = 0;
 
     for (uint64_t i = from; i < from + n; i++) {
         block_ref ref = find(ns, i);
 
-        found += ref != 0 && cache_in_dram(rig.cache, ref);
+        if (ref != 0)
+            found += nvme ? cache_part(rig.cache, ref, 0)->nvme == PART_NVME_READY
+                          : cache_in_dram(rig.cache, ref);
     }
     return found;
+}
+
+static unsigned in_dram(struct ns *ns, uint64_t from, uint64_t n)
+{
+    return count(ns, from, n, false);
 }
 
 Test(cache_quota, what_is_guaranteed_stays)
@@ -205,14 +213,7 @@ Test(cache_quota, what_is_guaranteed_below_is_moved_with_the_log)
 
 static unsigned on_nvme(struct ns *ns, uint64_t from, uint64_t n)
 {
-    unsigned found = 0;
-
-    for (uint64_t i = from; i < from + n; i++) {
-        block_ref ref = find(ns, i);
-
-        found += ref != 0 && cache_part(rig.cache, ref, 0)->nvme == PART_NVME_READY;
-    }
-    return found;
+    return count(ns, from, n, true);
 }
 
 Test(cache_quota, at_most_on_nvme_gives_way_to_itself)

@@ -54,15 +54,12 @@ Test(cache_shared_write, leaving_dram_loses_nothing_that_was_written)
 
 Test(cache_shared_write, what_is_only_unverified_is_no_copy)
 {
-    block_ref ref = store_dram(rig.one, 1), other;
+    block_ref ref = store_dram(rig.one, 1);
 
     fake_shared_next(&shared, -EIO);
     note(rig.one, 1, 1, false);
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_LATER);
-    for (uint64_t i = 10; i < 30; i++) { /* leased: a search does not take it */
-        other = store(rig.one, i);
-        drop(other);
-    }
+    store_all(rig.one, 10, 20); /* leased: a search does not take it */
     cr_expect(cache_in_dram(rig.cache, ref));
     drop(ref);
 }

@@ -123,24 +123,19 @@ Test(cache_space, who_still_has_too_little_lets_the_next_go_first)
 
 Test(cache_space, clean_blocks_go_before_those_that_wait_to_be_written)
 {
-    block_ref clean, dirty;
+    block_ref dirty = store(rig.one, 1); /* older, so the policy would rather have this one */
     unsigned gone = 0;
 
-    dirty = store(rig.one, 1); /* older, so the policy would rather have this one */
     tier_refuses(-EAGAIN, UINT32_MAX);
     drop(dirty);
     iterate();
     rig.cache->no_writes = true;
-    for (uint64_t i = 2; i < 9; i++) {
-        clean = store(rig.one, i);
-        drop(clean);
-    }
-    drop(store(rig.one, 100));
+    store_all(rig.one, 2, 7);
+    store_all(rig.one, 100, 1);
     cr_expect(cache_found(rig.cache, dirty));
     for (uint64_t i = 2; i < 9; i++)
         gone += find(rig.one, i) == 0;
     cr_expect_eq(gone, 1u, "never queued, so nothing speaks for them");
-    rig.tier.refuse_n = 0;
 }
 
 /* ---- slots of other sizes ---- */
@@ -158,10 +153,7 @@ Test(cache_space, a_part_longer_than_an_slab_evicts_nothing)
     settle();
     ref = open_block(big, 1);
     cr_expect_eq(claim(ref, 0, 0, LAYERS, &f), -EFBIG);
-    rig.tier.place[rig.tier.places++] =
-        (struct place){true, part_owner(ref, 0), 2 * MIB, malloc(1), 1};
-    rig.tier.n_live++;
-    part_set_nvme(rig.cache, ref, 0, &(struct tier_place){.loc = rig.tier.places});
+    place_long(ref);
     cr_expect_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), -EFBIG);
     cr_expect_eq(cache_verify(rig.cache, &k, ref, 0), -EBUSY);
     cr_expect_eq(rig.metrics.arena_evicted_blocks, 0u);
@@ -304,14 +296,6 @@ Test(narrow, a_full_index_lets_go_what_left_dram_first)
 }
 
 /* ---- verifying ---- */
-
-static int check_status;
-
-static void check_cb(struct cache_check *k, int status)
-{
-    (void)k;
-    check_status = status;
-}
 
 /* The slot that a verify reads into stays: its slab is not emptied for another slot size. */
 Test(cache_space, a_slab_that_is_verified_into_is_not_emptied)

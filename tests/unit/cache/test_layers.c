@@ -49,6 +49,13 @@ static bool right(const struct waiter *w, block_ref ref, uint32_t first, uint32_
     return true;
 }
 
+/* His wait has ended with the part, which he uses. */
+static void expect_whole(const struct waiter *w)
+{
+    cr_expect(w->calls == 1 && w->status == 0);
+    cr_expect_null(w->w.layers);
+}
+
 static enum part_dram dram(block_ref ref)
 {
     return block_of(ref)->part[0].dram;
@@ -73,8 +80,7 @@ Test(layers, the_part_stays_where_it_is)
         cr_assert_eq(some(&w, ref, 9 * first, 2), CACHE_PENDING);
         cr_expect_eq(dram(ref), PART_DRAM_NONE);
         fake_next(&rig.tier, 0);
-        cr_assert_eq(w.calls, 1);
-        cr_assert_eq(w.status, 0);
+        cr_assert(w.calls == 1 && w.status == 0);
         cr_assert_not_null(w.w.layers);
         cr_expect(right(&w, ref, 9 * first, 2));
         cr_expect_eq(dram(ref), PART_DRAM_NONE);
@@ -137,9 +143,7 @@ Test(layers, what_can_not_be_had_so_is_read_whole)
         cr_assert_eq(w.calls, 0);
         cr_expect_eq(dram(ref), PART_DRAM_PENDING_READ);
         fake_next(&rig.tier, 0);
-        cr_assert_eq(w.calls, 1);
-        cr_expect_eq(w.status, 0);
-        cr_expect_null(w.w.layers);
+        expect_whole(&w);
         cr_expect_eq(dram(ref), PART_DRAM_READY);
         cache_put(rig.cache, ref, 0);
         all_ended(ref);
@@ -155,12 +159,9 @@ Test(layers, the_part_came_to_dram_meanwhile)
     cr_assert_eq(some(&w, ref, 3, 1), CACHE_PENDING);
     cr_assert_eq(some(&whole, ref, 3, 15), CACHE_PENDING);
     fake_finish(&rig.tier, fake_at(&rig.tier, 1), 0);
-    cr_expect_eq(whole.calls, 1);
-    cr_expect_null(whole.w.layers);
+    expect_whole(&whole);
     fake_next(&rig.tier, -ENODATA);
-    cr_expect_eq(w.calls, 1);
-    cr_expect_eq(w.status, 0);
-    cr_expect_null(w.w.layers);
+    expect_whole(&w);
     cr_expect_eq(block_of(ref)->part[0].users, 2u);
     cache_put(rig.cache, ref, 0);
     cache_put(rig.cache, ref, 0);
@@ -256,9 +257,7 @@ Test(layers, without_a_slot_for_the_whole_part_he_waits)
     empty_the_arena();
     cr_assert_eq(dram(full.ref), PART_DRAM_PENDING_READ);
     fake_next(&rig.tier, 0);
-    cr_expect_eq(full.w.calls, 1);
-    cr_expect_eq(full.w.status, 0);
-    cr_expect_null(full.w.w.layers);
+    expect_whole(&full.w);
     cache_put(rig.cache, full.ref, 0);
     drop(full.ref);
     drop(full.other);

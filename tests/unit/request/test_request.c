@@ -516,10 +516,7 @@ Test(request, a_part_longer_than_an_slab_has_no_room)
     struct ns *big = space("big", 1, MIB);
     block_ref ref = open_block(big, 1);
 
-    rig.tier.place[rig.tier.places++] =
-        (struct place){true, part_owner(ref, 0), 2 * MIB, malloc(1), 1};
-    rig.tier.n_live++;
-    part_set_nvme(rig.cache, ref, 0, &(struct tier_place){.loc = rig.tier.places});
+    place_long(ref);
     drop(ref);
     cr_expect_eq(answered_with(load_range(region_open(big, 1), 1, 1), UCM_BLOCK_NO_ROOM), 1u);
 }
