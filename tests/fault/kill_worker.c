@@ -44,6 +44,20 @@ void killer_reap(struct killer *k, struct host *h, struct oracle *o)
         cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "status %#x", status);
 }
 
+bool kill_restarted(struct host *h)
+{
+    bool runs = host_try_restart(h);
+
+    cr_assert(runs || (WIFSIGNALED(h->status) && WTERMSIG(h->status) == SIGKILL),
+              "the daemon refuses to start: status %#x", h->status);
+    return runs;
+}
+
+const char *kill_log_level(void)
+{
+    return getenv("UCM_KILL_LOG") ? "log.level=debug" : "log.level=error";
+}
+
 /* ---- the worker ---- */
 
 static int client_ms(const struct kill_worker *k)

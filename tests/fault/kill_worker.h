@@ -33,6 +33,11 @@ void killer_start(struct killer *k, const struct host *h);
 /* Waits for the daemon's end, by that signal or SIGKILL, and reports to the oracle. */
 void killer_reap(struct killer *k, struct host *h, struct oracle *o);
 
+/* Starts it; false: it was killed before it answered. */
+bool kill_restarted(struct host *h);
+/* Of daemons: UCM_KILL_LOG=1 asks for more. */
+const char *kill_log_level(void);
+
 /* The result of the task that a call gave; `rc`: the call's own. Its statuses, one a key. */
 int kill_task_run(int rc, struct ucm_task *task, uint32_t n, uint8_t *status);
 

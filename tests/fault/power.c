@@ -1,5 +1,7 @@
 #include "tests/fault/power.h"
 
+#include "tests/runner/environment.h"
+
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <errno.h>
@@ -17,7 +19,7 @@
 
 /* ---- life ---- */
 
-void power_open(struct power *p, const char *dir, unsigned n, const char *library)
+void power_open(struct power *p, const char *dir, unsigned n)
 {
     char list[POWER_DIRECTORIES * (VOLATILE_NAME + 1)] = "", fd[16];
 
@@ -38,7 +40,7 @@ void power_open(struct power *p, const char *dir, unsigned n, const char *librar
     setenv(VOLATILE_JOURNAL, fd, 1);
     setenv(VOLATILE_DIRECTORIES, list, 1);
     setenv(VOLATILE_SAVED, p->saved, 1);
-    setenv("LD_PRELOAD", library, 1);
+    preload("volatile_disk.so");
 }
 
 void power_close(struct power *p)

@@ -21,9 +21,8 @@ struct power_loss {
     unsigned writes, sectors, kept, sizes, names; /* in doubt; sectors: and lost; kept: and kept */
 };
 
-/* Makes n directories below `dir` and has every daemon that is started from now on use them. The
- * library lies next to the tests' build. */
-void power_open(struct power *p, const char *dir, unsigned n, const char *library);
+/* Makes n directories below `dir` and has every daemon that is started from now on use them. */
+void power_open(struct power *p, const char *dir, unsigned n);
 void power_close(struct power *p);
 
 /* The daemon is dead and the power has failed. Changes in doubt are lost or kept, by o's random

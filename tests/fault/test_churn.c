@@ -9,6 +9,7 @@
  * UCM_SEED repeats a run's choices (not its timing); UCM_CHURN_SECONDS makes it longer. */
 /* Sanitizers: thread */
 #include "tests/fault/churn_worker.h"
+#include "tests/runner/environment.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -195,13 +196,6 @@ static bool fds_fall_to(unsigned most)
 #define RSS_SLACK_BYTES (8u << 20)
 #endif
 
-static uint64_t number_from(const char *name, uint64_t otherwise)
-{
-    const char *text = getenv(name);
-
-    return text && *text ? strtoull(text, NULL, 0) : otherwise;
-}
-
 static void remove_host(void)
 {
     host_remove(&host);
@@ -214,8 +208,8 @@ Test(churn, workers_come_and_go_and_nothing_is_ever_wrong)
     static const char *const progress[] = {
         "dump_blocks",     "load_blocks_dram",  "load_blocks_nvme",     "prefetch_blocks",
         "reads_coalesced", "arena_slabs_moved", "arena_evicted_blocks", "nvme_reclaimed_segments"};
-    uint64_t seconds = number_from("UCM_CHURN_SECONDS", SECONDS);
-    uint64_t seed = number_from("UCM_SEED", now_ms() * 1000003 + (uint64_t)getpid());
+    uint64_t seconds = number_given("UCM_CHURN_SECONDS", SECONDS);
+    uint64_t seed = number_given("UCM_SEED", now_ms() * 1000003 + (uint64_t)getpid());
     unsigned rounds = seconds > 20 * ROUNDS ? (unsigned)(seconds / 20) : ROUNDS, fds = 0;
     uint64_t rss = 0;
     bool enough = false;

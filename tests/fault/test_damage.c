@@ -114,18 +114,12 @@ static void stale(bool clean, size_t skip)
         cr_expect_geq(damage_seen(), 1u);
 }
 
-Test(damage, an_old_slot_put_back_after_a_clean_stop)
+Test(damage, an_old_slot_or_payload_put_back)
 {
     stale(true, 0);
-}
-
-Test(damage, an_old_slot_put_back_after_a_kill)
-{
+    close_host();
     stale(false, 0);
-}
-
-Test(damage, an_old_payload_put_back)
-{
+    close_host();
     stale(false, HARM_PAGE);
 }
 

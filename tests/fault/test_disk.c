@@ -4,6 +4,7 @@
 /* Sanitizers: address */
 #include "tests/inject/inject.h"
 #include "tests/integration/harness.h"
+#include "tests/runner/environment.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -39,24 +40,12 @@ static void fault_map(void)
     fault = mmap(NULL, sizeof(*fault), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     cr_assert_neq(fault, MAP_FAILED);
     close(fd);
-}
-
-static void preload(void)
-{
-    const char *ucmd = getenv("UCMD"), *asan = getenv("ASAN_OPTIONS");
-    char library[256], options[512];
-
-    snprintf(library, sizeof(library), "%s-inject.so", ucmd ? ucmd : "build/ucmd");
-    cr_assert_eq(access(library, R_OK), 0, "%s is not there", library);
-    snprintf(options, sizeof(options), "%s:verify_asan_link_order=0", asan ? asan : "");
-    setenv("ASAN_OPTIONS", options, 1);
     setenv("UCM_INJECT", fault_path, 1);
-    setenv("LD_PRELOAD", library, 1);
 }
 
 static void daemon_start(void)
 {
-    preload();
+    preload("ucmd-inject.so");
     if (host.dir[0])
         host_restart(&host);
     else
@@ -185,18 +174,12 @@ Test(disk, a_full_file_system_does_not_stop_a_restart)
     cr_expect_eq(load_all(0), BLOCKS);
 }
 
-Test(disk, a_disk_that_failed_comes_back)
+Test(disk, what_failed_or_was_full_or_read_only_comes_back)
 {
     failing_writes(EIO);
-}
-
-Test(disk, a_full_file_system_comes_back)
-{
+    close_host();
     failing_writes(ENOSPC);
-}
-
-Test(disk, a_read_only_file_system_comes_back)
-{
+    close_host();
     failing_writes(EROFS);
 }
 
@@ -297,18 +280,12 @@ static void file_taken_away(void (*take_away)(const char *path), const char *rea
     cr_expect_eq(worker_dump_one(&w, 5), UCM_BLOCK_IS_OK);
 }
 
-Test(disk, a_file_that_is_removed_while_in_use_takes_nothing_durable)
+Test(disk, a_file_that_is_removed_or_replaced_or_cut_while_in_use_takes_nothing_durable)
 {
     file_taken_away(file_removed, "was removed");
-}
-
-Test(disk, nor_does_one_that_is_replaced)
-{
+    close_host();
     file_taken_away(file_replaced, "was removed");
-}
-
-Test(disk, nor_one_that_is_cut)
-{
+    close_host();
     file_taken_away(file_cut, "was cut");
 }
 
@@ -332,13 +309,10 @@ static void namespaces_taken_away(bool killed)
     cr_expect_eq(load_all(0), killed ? 2u : 1u);
 }
 
-Test(disk, namespaces_that_are_removed_while_in_use_are_there_after_a_kill)
+Test(disk, namespaces_that_are_removed_while_in_use_are_there_after_a_kill_and_a_stop)
 {
     namespaces_taken_away(true);
-}
-
-Test(disk, and_after_a_stop)
-{
+    close_host();
     namespaces_taken_away(false);
 }
 
@@ -367,7 +341,7 @@ Test(disk, a_ring_that_is_named_and_refused_ends_the_start)
     cr_assert_eq(host_stop(&host), 0);
     set(&fault->setup_error, EPERM);
     host.sets[0] = "nvme.io=uring";
-    preload();
+    preload("ucmd-inject.so");
     cr_expect_not(host_try_restart(&host));
     cr_expect(WIFEXITED(host.status) && WEXITSTATUS(host.status) != 0, "%#x", host.status);
     host.sets[0] = "nvme.io=auto";

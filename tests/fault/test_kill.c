@@ -8,6 +8,7 @@
  * printed: UCM_KILL_SEED=SEED UCM_KILL_ROUNDS=14 runs it again, with UCM_KILL_LOG=1 telling more.
  */
 #include "tests/fault/kill_worker.h"
+#include "tests/runner/environment.h"
 
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -33,20 +34,6 @@ static const char *const kill_points[] = {
     "ns-rewrite-begin", "ns-rewrite-torn",  "ns-rewrite-written", "ns-rewrite-renamed"};
 #define POINTS (sizeof(kill_points) / sizeof(kill_points[0]))
 
-static unsigned rounds_wanted(void)
-{
-    const char *rounds = getenv("UCM_KILL_ROUNDS"), *phase = getenv("UCM_PHASE");
-
-    if (rounds)
-        return (unsigned)strtoul(rounds, NULL, 10);
-    return phase && strcmp(phase, "plain") != 0 ? 20 : 40;
-}
-
-static const char *log_level(void)
-{
-    return getenv("UCM_KILL_LOG") ? "log.level=debug" : "log.level=error";
-}
-
 /* ---- the daemon ---- */
 
 /* In every second run the daemon dies at a point of its own code. */
@@ -59,9 +46,7 @@ static void start(void)
                  1 + oracle_below(&oracle, oracle_below(&oracle, 2) ? 3 : 40));
         setenv("UCMD_KILL_AT", at, 1);
     }
-    while (!host_try_restart(&host)) {
-        cr_assert(WIFSIGNALED(host.status) && WTERMSIG(host.status) == SIGKILL,
-                  "the daemon refuses to start: status %#x", host.status);
+    while (!kill_restarted(&host)) {
         points++;
         unsetenv("UCMD_KILL_AT");
     }
@@ -161,18 +146,17 @@ static void last_look(void)
 
 Test(kill, what_was_acknowledged_survives, .timeout = 3600)
 {
-    const char *seed_text = getenv("UCM_KILL_SEED"), *ucmd = getenv("UCMD");
-    uint64_t seed = seed_text ? strtoull(seed_text, NULL, 10) : (uint64_t)time(NULL) * 1000;
-    unsigned rounds = rounds_wanted();
+    uint64_t seed = number_given("UCM_KILL_SEED", (uint64_t)time(NULL) * 1000);
+    unsigned rounds = (unsigned)number_given("UCM_KILL_ROUNDS", phase_is_slow() ? 20 : 40);
 
-    snprintf(ucmd_kill, sizeof(ucmd_kill), "%s-kill", ucmd ? ucmd : "build/ucmd");
     for (unsigned done = 0; done < rounds; seed++) {
         host = (struct host){.nvme = true,
-                             .ucmd = ucmd_kill,
+                             .ucmd = built("ucmd-kill", ucmd_kill),
                              .sets = {"nvme.size=128MiB", "nvme.segment=1MiB", "arena.size=16MiB",
                                       "arena.prefault=true",
                                       "nvme.quarantine=100", /* damage shall not stop the writes */
-                                      "nvme.scrub=1GiB", "nvme.scrub_interval=10ms", log_level()}};
+                                      "nvme.scrub=1GiB", "nvme.scrub_interval=10ms",
+                                      kill_log_level()}};
         oracle = (struct oracle){.seed = seed, .keeps = seed % 2};
         if (oracle.keeps)
             keep_begin();

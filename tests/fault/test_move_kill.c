@@ -4,13 +4,12 @@
  * UCM_MOVE_KILL_SEED=SEED UCM_MOVE_KILL_ROUNDS=20 repeats a run that failed. */
 #include "tests/fault/kill_worker.h"
 #include "tests/fault/power.h"
+#include "tests/runner/environment.h"
 
 #include <criterion/criterion.h>
-#include <msgpack.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -52,30 +51,6 @@ static bool dump(uint64_t first)
     return true;
 }
 
-static bool leave_dram(const uint8_t *keys, uint32_t n)
-{
-    msgpack_sbuffer b;
-    msgpack_packer pk;
-    uint8_t *answer;
-    size_t size;
-    int rc;
-
-    msgpack_sbuffer_init(&b);
-    msgpack_packer_init(&pk, &b, msgpack_sbuffer_write);
-    msgpack_pack_map(&pk, 3);
-    msgpack_pack_str_with_body(&pk, "ns", 2);
-    msgpack_pack_uint32(&pk, 1); /* the only one */
-    msgpack_pack_str_with_body(&pk, "keys", 4);
-    msgpack_pack_bin_with_body(&pk, keys, n * WORKER_KEY_BYTES);
-    msgpack_pack_str_with_body(&pk, "tier", 4);
-    msgpack_pack_uint32(&pk, 1); /* DRAM */
-    rc = ucm_call(w.client, "evict", b.data, b.size, CLIENT_MS, &answer, &size);
-    msgpack_sbuffer_destroy(&b);
-    if (rc == 0)
-        free(answer);
-    return rc == 0;
-}
-
 /* Checks that the hot blocks of the last batches before `next` are on NVMe, with their bytes.
  * False: the daemon is gone. */
 static bool hot_are_right(uint64_t next)
@@ -97,7 +72,7 @@ static bool hot_are_right(uint64_t next)
     worker_clear(&w);
     if (n == 0)
         return true;
-    if (!leave_dram(keys, n))
+    if (evict_dram(w.client, 1, CLIENT_MS) != 0) /* the only namespace */
         return false;
     rc = ucm_load(w.region, &t, CLIENT_MS, &task);
     if (kill_task_run(rc, task, n, status) != 0)
@@ -163,13 +138,11 @@ static void kill_at(const char *point, unsigned n, uint64_t *next)
 Test(move_kill, what_is_moved_is_there_before_and_after, .timeout = 120)
 {
     static const char *const points[] = {"move-read", "move-written", "move-synced"};
-    const char *ucmd = getenv("UCMD");
     uint64_t next = FIRST;
 
-    snprintf(ucmd_kill, sizeof(ucmd_kill), "%s-kill", ucmd ? ucmd : "build/ucmd");
     host = (struct host){
         .nvme = true,
-        .ucmd = ucmd_kill,
+        .ucmd = built("ucmd-kill", ucmd_kill),
         .sets = {"nvme.size=16MiB", "nvme.segment=1MiB", "arena.size=8MiB", "log.level=error"}};
     host_prepare(&host);
     for (unsigned i = 0; i < 6; i++) {
@@ -192,16 +165,14 @@ static char paths[192];
 
 static bool disk_begin(void)
 {
-    const char *ucmd = getenv("UCMD") ? getenv("UCMD") : "build/ucmd";
     char disk[256];
 
-    snprintf(disk, sizeof(disk), "%.*s/volatile_disk.so", (int)(strrchr(ucmd, '/') - ucmd), ucmd);
-    if (access(disk, R_OK) < 0)
+    if (access(built("volatile_disk.so", disk), R_OK) < 0)
         return false;
     host = (struct host){.sets = {"nvme.size=16MiB", "nvme.segment=1MiB", "arena.size=8MiB",
                                   "nvme.io=threads", "log.level=error", paths}};
     host_prepare(&host);
-    power_open(&power, host.dir, 1, disk);
+    power_open(&power, host.dir, 1);
     snprintf(paths, sizeof(paths), "nvme.paths=%s", power.directories[0]);
     return true;
 }
@@ -228,9 +199,8 @@ static void power_round(struct oracle *o, uint64_t *next)
 
 Test(move_kill, what_is_moved_survives, .timeout = 3600)
 {
-    const char *text = getenv("UCM_MOVE_KILL_SEED"), *n = getenv("UCM_MOVE_KILL_ROUNDS");
-    uint64_t seed = text ? strtoull(text, NULL, 10) : (uint64_t)time(NULL) * 1000;
-    unsigned rounds = n ? (unsigned)strtoul(n, NULL, 10) : 8, blocks = 0;
+    uint64_t seed = number_given("UCM_MOVE_KILL_SEED", (uint64_t)time(NULL) * 1000);
+    unsigned rounds = (unsigned)number_given("UCM_MOVE_KILL_ROUNDS", 8), blocks = 0;
 
     for (unsigned done = 0; done < rounds; seed++) {
         struct oracle o = {.seed = seed};

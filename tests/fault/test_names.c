@@ -3,6 +3,7 @@
  * everything or nothing. */
 /* Sanitizers: address */
 #include "tests/integration/harness.h"
+#include "tests/runner/environment.h"
 
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -22,10 +23,8 @@ static char ucmd_kill[256];
 
 static void open_host(void)
 {
-    const char *ucmd = getenv("UCMD");
-
-    snprintf(ucmd_kill, sizeof(ucmd_kill), "%s-kill", ucmd ? ucmd : "build/ucmd");
-    host = (struct host){.nvme = true, .ucmd = ucmd_kill, .sets = {"nvme.segment=1MiB"}};
+    host = (struct host){
+        .nvme = true, .ucmd = built("ucmd-kill", ucmd_kill), .sets = {"nvme.segment=1MiB"}};
     host_start(&host);
     worker_open(&w, &host, &(struct worker_options){0});
 }

@@ -1,11 +1,11 @@
 /* Two daemons on one storage directory, and a wall clock that is set while the daemon runs. */
 #include "tests/integration/harness.h"
+#include "tests/runner/environment.h"
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -75,17 +75,13 @@ static int64_t *offset_s;
 /* A daemon whose wall clock is *offset_s off. */
 static void start_with_clock(void)
 {
-    const char *phase = getenv("UCM_PHASE"), *ucmd = getenv("UCMD");
-    char library[256], file[128];
+    char file[128];
     int fd;
 
-    if (phase && strcmp(phase, "plain") != 0)
+    if (phase_is_slow())
         cr_skip_test("nothing is preloaded alongside a sanitizer");
     host = (struct host){.nvme = true};
     host_prepare(&host);
-    snprintf(library, sizeof(library), "%s", ucmd ? ucmd : "build/ucmd");
-    snprintf(strrchr(library, '/'), 16, "/clock.so");
-    cr_assert_eq(access(library, R_OK), 0, "%s", library);
     snprintf(file, sizeof(file), "%s/clock", host.dir);
     fd = open(file, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     cr_assert_geq(fd, 0);
@@ -94,7 +90,7 @@ static void start_with_clock(void)
     cr_assert_neq(offset_s, MAP_FAILED);
     close(fd);
     setenv("UCM_CLOCK", file, 1);
-    setenv("LD_PRELOAD", library, 1);
+    preload("clock.so");
 }
 
 static void restart(bool kill)

@@ -7,6 +7,7 @@
  * UCM_POWER_ROUNDS=10 runs it again, with UCM_KILL_LOG=1 telling more. */
 #include "tests/fault/kill_worker.h"
 #include "tests/fault/power.h"
+#include "tests/runner/environment.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -24,7 +25,7 @@ static struct host host;
 static struct power power;
 static struct oracle oracle;
 static struct kill_worker w = {.oracle = &oracle};
-static char paths[600], ucmd_kill[256], disk[256];
+static char paths[600], ucmd_kill[256];
 static bool small; /* segments are used again and again: nothing is certain to be there */
 static struct power_loss lost;
 static unsigned failures, at_start;
@@ -89,9 +90,7 @@ static void start(void)
     power.journal->syncs_failing = power.journal->writes_failing = power.journal->writes_short = 0;
     power.journal->page_read_us = oracle_below(&oracle, 3) == 0 ? 2000 : 0;
     death_plan();
-    while (!host_try_restart(&host)) {
-        cr_assert(WIFSIGNALED(host.status) && WTERMSIG(host.status) == SIGKILL,
-                  "the daemon refuses to start: status %#x", host.status);
+    while (!kill_restarted(&host)) {
         at_start++;
         power.journal->kill_at = 0;
         power_goes();
@@ -164,7 +163,6 @@ static void last_look(void)
     run_and_check();
     if (!small)
         cr_assert_eq(metric(w.w.client, "nvme_reclaimed_blocks"), 0u, "all keys must fit");
-    worker_drop(&w.w);
 }
 
 static void host_make(unsigned disks, bool tmpfile)
@@ -172,9 +170,9 @@ static void host_make(unsigned disks, bool tmpfile)
     static char size[32];
 
     w = (struct kill_worker){.oracle = &oracle};
-    host = (struct host){.ucmd = ucmd_kill};
+    host = (struct host){.ucmd = built("ucmd-kill", ucmd_kill)};
     host_prepare(&host);
-    power_open(&power, host.dir, disks, disk);
+    power_open(&power, host.dir, disks);
     if (tmpfile)
         unsetenv(VOLATILE_NO_TMPFILE);
     else
@@ -189,30 +187,22 @@ static void host_make(unsigned disks, bool tmpfile)
                           "nvme.segment=1MiB",
                           "arena.size=16MiB",
                           "arena.prefault=false",
-                          getenv("UCM_KILL_LOG") ? "log.level=debug" : "log.level=error"};
+                          kill_log_level()};
 
     memcpy(host.sets, sets, sizeof(sets));
 }
 
 static void host_drop(void)
 {
+    worker_drop(&w.w);
+    host_stop(&host);
     power_close(&power);
     host_remove(&host);
 }
 
-static void programs_find(void)
-{
-    const char *ucmd = getenv("UCMD") ? getenv("UCMD") : "build/ucmd";
-
-    snprintf(ucmd_kill, sizeof(ucmd_kill), "%s-kill", ucmd);
-    snprintf(disk, sizeof(disk), "%.*s/volatile_disk.so", (int)(strrchr(ucmd, '/') - ucmd), ucmd);
-}
-
 static unsigned rounds_wanted(void)
 {
-    const char *text = getenv("UCM_POWER_ROUNDS");
-
-    return text ? (unsigned)strtoul(text, NULL, 10) : 20;
+    return (unsigned)number_given("UCM_POWER_ROUNDS", 20);
 }
 
 static void group_begin(uint64_t seed)
@@ -231,11 +221,9 @@ static void group_begin(uint64_t seed)
 
 Test(power, what_was_durable_survives, .timeout = 7200)
 {
-    const char *seed_text = getenv("UCM_POWER_SEED");
-    uint64_t seed = seed_text ? strtoull(seed_text, NULL, 10) : (uint64_t)time(NULL) * 1000;
+    uint64_t seed = number_given("UCM_POWER_SEED", (uint64_t)time(NULL) * 1000);
     unsigned rounds = rounds_wanted(), checked = 0, not_durable = 0, found = 0, absent = 0;
 
-    programs_find();
     for (unsigned done = 0; done < rounds; seed++) {
         fprintf(stderr, "power: UCM_POWER_SEED=%llu, round %u of %u\n", (unsigned long long)seed,
                 done, rounds);
@@ -243,7 +231,6 @@ Test(power, what_was_durable_survives, .timeout = 7200)
         for (unsigned i = 0; i < GROUP && done < rounds; i++, done++)
             one_round();
         last_look();
-        host_stop(&host);
         host_drop();
         checked += w.durable_checked;
         not_durable += w.not_durable;
@@ -281,14 +268,11 @@ static void unreadable_once(unsigned spared)
     worker_drop(&w.w);
     cr_assert_eq(host_stop(&host), 0);
     run_and_check();
-    worker_drop(&w.w);
-    host_stop(&host);
     host_drop();
 }
 
 Test(power, an_unreadable_header_costs_nothing, .timeout = 60)
 {
-    programs_find();
     unreadable_once(0); /* of segments */
     unreadable_once(5); /* of slots */
 }
@@ -299,7 +283,6 @@ Test(power, a_name_in_doubt_is_written_once_more, .timeout = 60)
 {
     struct power_loss loss = {0};
 
-    programs_find();
     oracle = (struct oracle){.seed = 1};
     small = false;
     host_make(1, true);
@@ -322,8 +305,6 @@ Test(power, a_name_in_doubt_is_written_once_more, .timeout = 60)
     power_fail(&power, NULL, &loss);
     run_and_check();
     cr_assert_geq(w.durable_checked, 4u);
-    worker_drop(&w.w);
-    host_stop(&host);
     host_drop();
 }
 
@@ -349,8 +330,6 @@ static void killed_at_first_start(unsigned step, bool tmpfile)
     worker_drop(&w.w);
     power_fail(&power, NULL, &loss);
     run_and_check();
-    worker_drop(&w.w);
-    host_stop(&host);
     host_drop();
 }
 
@@ -358,7 +337,6 @@ Test(power, a_kill_at_every_step_of_the_first_start, .timeout = 3600)
 {
     unsigned stride = rounds_wanted() > 100 ? 1 : 9;
 
-    programs_find();
     for (unsigned step = 1 + (unsigned)time(NULL) % stride; step < 80; step += stride)
         killed_at_first_start(step, step % 2);
 }

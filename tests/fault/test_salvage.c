@@ -3,6 +3,7 @@
 /* Sanitizers: address */
 #include "tests/fault/damage.h"
 #include "tests/inject/inject.h"
+#include "tests/runner/environment.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -83,23 +84,17 @@ Test(salvage, refuses_what_it_must_not_touch)
 /* verify_offline with reads that fail as `fault` says. */
 static int verify_under(const struct inject *fault, const char *more, char *out, size_t cap)
 {
-    const char *ucmd = getenv("UCMD"), *asan = getenv("ASAN_OPTIONS");
-    char path[128], library[256], options[512];
+    char path[128];
     FILE *f;
     int rc;
 
-    snprintf(library, sizeof(library), "%s-inject.so", ucmd ? ucmd : "build/ucmd");
-    cr_assert_eq(access(library, R_OK), 0, "%s is not there", library);
-    snprintf(options, sizeof(options), "%.400s%s", asan ? asan : "",
-             asan && strstr(asan, "link_order") ? "" : ":verify_asan_link_order=0");
     snprintf(path, sizeof(path), "%s.inject", host.dir);
     f = fopen(path, "w");
     cr_assert_not_null(f);
     cr_assert_eq(fwrite(fault, sizeof(*fault), 1, f), 1u);
     cr_assert_eq(fclose(f), 0);
-    setenv("ASAN_OPTIONS", options, 1);
     setenv("UCM_INJECT", path, 1);
-    setenv("LD_PRELOAD", library, 1);
+    preload("ucmd-inject.so");
     rc = verify_offline(more, out, cap);
     unsetenv("LD_PRELOAD");
     unsetenv("UCM_INJECT");

@@ -497,11 +497,11 @@ int purge_ns(struct ucm_client *c, uint8_t ns, int timeout_ms)
     return call(c, "namespace.purge", params, sizeof(params), timeout_ms);
 }
 
-int evict_dram(struct ucm_client *c, uint8_t ns)
+int evict_dram(struct ucm_client *c, uint8_t ns, int timeout_ms)
 {
     const uint8_t params[] = {0x82, 0xa2, 'n', 's', ns, 0xa4, 't', 'i', 'e', 'r', 1};
 
-    return call(c, "evict", params, sizeof(params), -1);
+    return call(c, "evict", params, sizeof(params), timeout_ms);
 }
 
 static int run(const char *command, char *out, size_t cap)

@@ -131,7 +131,7 @@ bool recovering(struct ucm_client *c);
 
 /* Purge the namespace of that number; let DRAM go of its blocks. Return what ucm_call returned. */
 int purge_ns(struct ucm_client *c, uint8_t ns, int timeout_ms);
-int evict_dram(struct ucm_client *c, uint8_t ns);
+int evict_dram(struct ucm_client *c, uint8_t ns, int timeout_ms);
 
 /* Runs a command of the shell, or of ucmctl. Returns its exit status. What it printed is in `out`,
  * as much as there is room for. */

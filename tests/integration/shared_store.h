@@ -194,9 +194,9 @@ static inline char *store_begin(struct contract *c, const struct contract_remote
     if (store.why[0])
         cr_skip("%s", store.why);
     signal(SIGPIPE, SIG_IGN); /* as the daemon does */
-    shared_built("ucmd", c->launcher);
+    built("ucmd", c->launcher);
     snprintf(name, sizeof(name), "ucmd-backend-%s", store_kind.backend);
-    shared_built(name, program);
+    built(name, program);
     snprintf(store.part, sizeof(store.part), "kv-%d", (int)getpid());
     n = snprintf(p->command, sizeof(p->command), "%s ", program);
     p->buffer_bytes = STORE_BUFFER_BYTES;

@@ -113,8 +113,8 @@ static void ctl(const char *command, char *out, size_t cap)
 /* Blocks in DRAM do not outlive the daemon, so they are counted apart. */
 static void leave_dram(void)
 {
-    cr_assert_eq(evict_dram(one.client, 1), 0, "%s", ucm_errmsg());
-    cr_assert_eq(evict_dram(one.client, 2), 0, "%s", ucm_errmsg());
+    cr_assert_eq(evict_dram(one.client, 1, -1), 0, "%s", ucm_errmsg());
+    cr_assert_eq(evict_dram(one.client, 2, -1), 0, "%s", ucm_errmsg());
 }
 
 static uint64_t stride(const struct worker *w)

@@ -2,6 +2,7 @@
  * bytes and without NVMe. After any other end no block is there, or those that are have their
  * bytes. */
 #include "tests/integration/harness.h"
+#include "tests/runner/environment.h"
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
@@ -222,7 +223,7 @@ Test(keep, with_a_tier_each_finds_its_own_and_nothing_is_written_again)
         cr_expect_eq(metric(w.client, "load_blocks_nvme"), 0u);
         cr_expect_eq(metric(w.client, "nvme_writes"), 0u);
     }
-    cr_assert_eq(evict_dram(w.client, 1), 0, "%s", ucm_errmsg());
+    cr_assert_eq(evict_dram(w.client, 1, -1), 0, "%s", ucm_errmsg());
     worker_expect(&w, 0, 8 * BLOCKS);
     cr_expect_eq(metric(w.client, "load_blocks_nvme"), 8 * BLOCKS, "both copies were known");
 }
@@ -385,15 +386,12 @@ Test(keep, a_stale_snapshot_brings_no_wrong_byte)
 
 static void kill_at(const char *point, bool at_start)
 {
-    const char *ucmd = getenv("UCMD");
-
-    snprintf(kill_ucmd, sizeof(kill_ucmd), "%s-kill", ucmd ? ucmd : "build/ucmd");
     worker_leave();
     if (at_start)
         stop_clean(&host);
     else
         host_kill(&host); /* loses what is in DRAM; the next one has it at the end */
-    host.ucmd = kill_ucmd;
+    host.ucmd = built("ucmd-kill", kill_ucmd);
     setenv("UCMD_KILL_AT", point, 1);
     if (at_start) {
         cr_expect_not(host_try_restart(&host), "killed at %s", point);
@@ -426,8 +424,7 @@ Test(keep, killed_at_any_step_it_is_warm_or_cold_and_never_wrong)
 Test(keep, a_second_daemon_is_refused)
 {
     struct host other;
-    const char *ucmd = getenv("UCMD");
-    char out[512];
+    char ucmd[256], out[512];
 
     open_keep(false);
     worker_store(&w, 0, BLOCKS);
@@ -436,7 +433,7 @@ Test(keep, a_second_daemon_is_refused)
     cr_expect_eq(shell(out, sizeof(out),
                        "timeout 20 %s --set socket=%s --set arena.size=16MiB --set arena.slab=1MiB "
                        "--set device.cuda=off --set %s 2>&1",
-                       ucmd ? ucmd : "build/ucmd", other.socket, keep_set),
+                       built("ucmd", ucmd), other.socket, keep_set),
                  1, "%s", out);
     cr_expect_not_null(strstr(out, "another daemon uses it"), "%s", out);
     other.pid = 0;

@@ -109,7 +109,7 @@ Test(layers, of_what_was_read_from_nvme_lie_there_too)
     struct ucm_task *task;
 
     cr_assert(metric_reaches(rig.w.client, "nvme_writes", BLOCKS, 20000));
-    cr_assert_eq(evict_dram(rig.w.client, 1), 0, "%s", ucm_errmsg());
+    cr_assert_eq(evict_dram(rig.w.client, 1, -1), 0, "%s", ucm_errmsg());
     cr_assert_eq(ucm_evict(rig.w.ns, rig.keys + 7 * WORKER_KEY_BYTES, 1, -1, NULL, NULL), 0);
     task = load_begin((struct ucm_transfer){.progress_interval = 1});
     assert_layers(task, 1, 7);

@@ -24,7 +24,7 @@ Test(serve, reads_once_what_every_rank_loads)
     worker_store(&rank[0], 500, 64);
     cr_assert(metric_reaches(rank[0].client, "nvme_writes", 64, 20000));
     arena_wait(rank[0].client);
-    cr_assert_eq(evict_dram(rank[0].client, 1), 0, "%s", ucm_errmsg());
+    cr_assert_eq(evict_dram(rank[0].client, 1, -1), 0, "%s", ucm_errmsg());
     keys_make(500, 64, keys);
     for (uint32_t i = 0; i < 64; i++)
         blocks[i] = i;

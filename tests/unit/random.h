@@ -2,17 +2,16 @@
 #ifndef UCMD_TESTS_RANDOM_H
 #define UCMD_TESTS_RANDOM_H
 
+#include "tests/runner/environment.h"
+
 #include <stdint.h>
-#include <stdlib.h>
 
 static uint64_t random_state = 0x5EED;
 
 /* $UCM_SEED, or what the test begins with. */
 static inline uint64_t random_seed(uint64_t usual)
 {
-    const char *text = getenv("UCM_SEED");
-
-    return text ? strtoull(text, NULL, 0) : usual;
+    return number_given("UCM_SEED", usual);
 }
 
 static inline uint64_t random_next(uint64_t *state)

@@ -21,7 +21,7 @@ static inline void nfs_rig_target(struct contract *c, const char *target)
 {
     char program[256];
 
-    shared_built("ucmd-backend-nfs", program);
+    built("ucmd-backend-nfs", program);
     snprintf(c->target, sizeof(c->target), "%s", target);
     snprintf(nfs_rig_process.command, sizeof(nfs_rig_process.command), "%s %s %u %u", program,
              target, (unsigned)geteuid(), (unsigned)getegid());
@@ -54,7 +54,7 @@ static inline void nfs_rig_begin(struct contract *c)
     nfs_rig_server_begin();
     nfs_rig_process = (struct config_process){
         .buffer_bytes = 8u << 20, .memory_bytes = CONFIG_MEMORY, .network = true, .pause_ms = 10};
-    shared_built("ucmd", c->launcher);
+    built("ucmd", c->launcher);
     nfs_rig_target(c, nfs_rig_server.url);
     c->process = &nfs_rig_process;
     c->ops = &shared_process;

@@ -8,7 +8,7 @@ static void begin(struct contract *c)
 {
     contract_directory_begin(c, "/tmp");
     shared_directory_process(&process, c->directory);
-    shared_built("ucmd", c->launcher);
+    built("ucmd", c->launcher);
     strcpy(c->target, c->directory);
     c->process = &process;
     c->ops = &shared_process;
