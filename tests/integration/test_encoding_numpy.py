@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 """The encodings of kernels/encoding against the independent numpy of
 tests/reference/encoding/methods.py, byte by byte: every encoding, type and instruction set, both
-orders and axes. Odd sizes, NaN, infinities, denormals, zeros, and decoding of any bytes."""
+orders and axes. Odd sizes, NaN, infinities, denormals, zeros, and decoding of any bytes. Errors are
+at most what docs/design/encodings.md states."""
 
 import ctypes
 import os
@@ -49,10 +50,14 @@ def c_spec(s):
     return spec
 
 
-def numpy_encode(s, raw):
-    """Of elements as they lie in the page."""
+def by_tokens(s, raw):
+    """Elements as they lie in the page -> [1, tokens, heads, dim]"""
     page = (1, s.heads, s.tokens, s.dim) if s.order else (1, s.tokens, s.heads, s.dim)
-    return methods.pack(s, methods.encode(s, methods.rows_of(s, raw.reshape(page))))[0]
+    return methods.rows_of(s, raw.reshape(page))
+
+
+def numpy_encode(s, raw):
+    return methods.pack(s, methods.encode(s, by_tokens(s, raw)))[0]
 
 
 def numpy_decode(s, encoded):
@@ -92,11 +97,42 @@ class Encodings(unittest.TestCase):
         rng = np.random.default_rng(zlib.crc32(what.encode()))
         raw = np.ascontiguousarray(rows_of(rng, s.dtype, (s.tokens * s.heads, s.dim), kind).astype(np.uint16))
         encoded = self.compare_encode(s, raw, isa, what)
-        self.compare_decode(s, encoded, what)
+        plain = self.compare_decode(s, encoded, what)
+        with np.errstate(all="ignore"):
+            self.check_errors(s, raw, plain, encoded, what)
+        if s.encoding == "fp8":
+            np.testing.assert_array_equal(self.compare_encode(s, plain, isa, what), encoded, what)
         at = rng.integers(0, len(encoded), 1 + len(encoded) // 16)
         encoded[at] = rng.integers(0, 256, len(at))
         self.compare_decode(s, encoded, what + ", changed")
         self.compare_decode(s, rng.integers(0, 256, len(encoded), np.uint8), what + ", random")
+
+    def check_errors(self, s, raw, plain, encoded, what):
+        """As docs/design/encodings.md states them."""
+        arrays, y_bits = methods.unpack(s, encoded[None]), by_tokens(s, plain)
+        x, y = methods.to_f32(s.dtype, by_tokens(s, raw)), methods.to_f32(s.dtype, y_bits)
+        if s.encoding == "lossless":
+            self.assertTrue(arrays[3][0] == methods.UNFIT or np.array_equal(raw, plain), what)
+            return
+        if s.encoding == "q4":
+            shift = methods.by_token(arrays[4] if s.kind == K else methods.unshifted(s), s.tokens, methods.TILE)
+            x, y = (methods.groups(v) * np.ldexp(1.0, -shift.astype(np.int32)) for v in (x, y))
+            nan, scale = arrays[1] == 0x7FC0, methods.bf16(arrays[1])
+            np.testing.assert_array_equal(np.isnan(y), np.broadcast_to(nan[..., None], y.shape), what)
+            self.assertTrue(nan[~np.isfinite(x).all(-1)].all(), what)
+            most = 15.2 * scale + 2.0 ** -8 * np.linalg.norm(y, axis=-1) + 2.0 ** -91
+            self.assertTrue((nan | (np.linalg.norm(x - y, axis=-1) <= most)).all(), what)
+            return
+        if s.encoding == "fp8":
+            most = np.maximum(abs(x) / 16, np.ldexp(1.0, arrays[1].astype(np.int32) - 137)[..., None])
+            self.assertTrue((np.isnan(x) | (np.signbit(x) == np.signbit(y))).all(), what)
+        else:
+            run = methods.int8_run(s)
+            scale = methods.bf16(methods.by_token(arrays[1], s.tokens, run) if run else arrays[1][..., None])
+            most = 0.51 * scale + abs(y) * 2.0 ** (-11 if s.dtype == "f16" else -8) + (s.dtype == "f16") * 2.0 ** -25
+        self.assertTrue((~np.isfinite(x) | (abs(x - y) <= most)).all(), what)
+        wanted = methods.special(s.dtype, y_bits, np.isnan(x), np.isposinf(x), np.isneginf(x))
+        np.testing.assert_array_equal(y_bits, wanted, what)
 
     def compare_encode(self, s, raw, isa, what):
         spec = c_spec(s)
@@ -112,6 +148,7 @@ class Encodings(unittest.TestCase):
         LIB.test_decode(ctypes.byref(c_spec(s)), s.kind, encoded.ctypes, plain.ctypes)
         with np.errstate(all="ignore"):
             np.testing.assert_array_equal(plain, numpy_decode(s, encoded), what)
+        return plain
 
     def specs(self, name):
         """Sizes, orders, kinds, types, axes and runs, not each with each."""

@@ -13,8 +13,6 @@
 
 #define RIG_FN static inline __attribute__((unused))
 
-static const uint32_t rig_dtypes[2] __attribute__((unused)) = {UCM_ENCODING_F16, UCM_ENCODING_BF16};
-
 /* About normal: a sum of four uniform values. */
 RIG_FN float rig_normal(void)
 {
@@ -125,18 +123,6 @@ RIG_FN void rig_round_trip(const struct rig_tensor *r)
 {
     ucm_encode(&r->spec, r->tensor, r->raw, r->encoded);
     ucm_decode(&r->spec, r->tensor, r->encoded, r->again);
-}
-
-/* The same with a new tensor of such values, which fits. */
-RIG_FN struct rig_tensor rig_encoded(const struct ucm_encoding_spec *spec, uint32_t tensor,
-                                     uint32_t odd, enum rig_values values)
-{
-    struct rig_tensor r = rig_tensor(spec, tensor, odd);
-
-    rig_fill(spec, tensor, values, r.raw);
-    rig_round_trip(&r);
-    cr_assert(ucm_encoding_fits(spec, tensor, r.encoded));
-    return r;
 }
 
 RIG_FN void rig_free(struct rig_tensor *r)

@@ -1,4 +1,6 @@
-/* Specs and identities of encodings; elements of 16 bits. */
+/* Specs and identities of encodings; elements of 16 bits and of 8.
+ * tests/integration/test_encoding_numpy.py compares encoded and decoded bytes, and proves the stated
+ * errors. */
 #include "kernels/encoding/encoding.h"
 
 #include "tests/unit/encoding/encoding_rig.h"
@@ -40,6 +42,8 @@ Test(encoding, refuses_with_a_sentence)
     REFUSED(s, "dtype 0 (f32) can't be encoded as fp8; f16 or bf16 can");
     s.dtype = 9;
     REFUSED(s, "dtype 9 (unknown) can't be encoded as fp8; f16 or bf16 can");
+    s = rig_spec(UCM_ENCODING_LOSSLESS, UCM_ENCODING_FP8_E4M3, 16, 8, 128);
+    REFUSED(s, "dtype 3 (fp8_e4m3) can't be encoded as lossless; bf16 can");
     s = good();
     s.n_tensors = 3;
     REFUSED(s, "3 tensors; 1 (MLA) and 2 (K, V) are allowed");
@@ -63,6 +67,12 @@ Test(encoding, refuses_tensors_with_a_sentence)
     s = good();
     s.tensor[0].tokens = s.tensor[0].heads = 1024;
     REFUSED(s, "1024 tokens of 1024 heads of 128 are more than 4194304 elements");
+    s = rig_spec(UCM_ENCODING_INT8, UCM_ENCODING_BF16, 16, 8, 128);
+    s.axis = 2;
+    REFUSED(s, "axis is 2; 0 (a scale a row) and 1 (a scale a channel of K) are allowed");
+    s.axis = UCM_ENCODING_AXIS_CHANNEL;
+    s.run = 17;
+    REFUSED(s, "run is 17 tokens; tensor 0 (K) has 16 (0: all)");
 }
 
 Test(encoding, the_table_has_each_name_once)
@@ -127,6 +137,22 @@ Test(encoding, elements_round_to_the_nearest)
         cr_assert_eq(ucm_element_encode(dtype, -3.4e38f), (inf - 1) | 0x8000);
         cr_assert_eq(ucm_element_encode(dtype, NAN), ucm_element_nan(dtype));
     }
+}
+
+/* Each positive code of fp8 stays. A value between two codes goes to the nearest. */
+Test(encoding, fp8_codes_are_the_nearest)
+{
+    for (uint32_t code = 0; code < 0x7d; code++) {
+        float x = ucm_fp8_e4m3_decode(code), above = ucm_fp8_e4m3_decode(code + 1),
+              middle = (x + above) / 2;
+
+        cr_assert_eq(ucm_fp8_encode(x, 1), code);
+        cr_assert_eq(ucm_fp8_encode(-x, 1), code | 0x80);
+        cr_assert_eq(ucm_fp8_encode(middle, 1), code + (code & 1));
+        cr_assert_eq(ucm_fp8_encode(nextafterf(middle, 0), 1), code);
+        cr_assert_eq(ucm_fp8_encode(nextafterf(middle, INFINITY), 1), code + 1);
+    }
+    cr_assert_eq(ucm_fp8_encode(nextafterf(432, 0), 1), 0x7d);
 }
 
 static struct ucm_encoding_spec any_spec(void)
