@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import hashlib
 import os
+import pickle
 import select
 import subprocess
 import sys
@@ -367,7 +368,33 @@ class Manners(Case):
         self.assertEqual(chains.sha256_chain(tokens[16:], 16, parent=both[:32]), both[32:])
         self.assertEqual(chains.sha256_chain(range(1, 40), 16), both)
         self.assertEqual(chains.sha256_chain([], 16), b"")
-        self.assertEqual(len(chains.md5_chain("demo:1:torch.bfloat16:0", tokens, 16)), 32)
+
+    def test_keys_are_those_of_hashlib_and_pickle(self):
+        """Of tokens with every length that one takes in a pickle, and both ends of each, and of blocks
+        whose pickle spans several frames."""
+        meta = "llama:8:torch.bfloat16:0"
+        each = [0, 1, 255, 256, 65535, 65536, 2147483647, 2147483648, 4294967295, 128000, 7, 300, 70000, 5, 6, 8]
+        many = [i * 2654435761 % (1 << 32) for i in range(200000)]
+
+        def md5(of):
+            return hashlib.md5(meta.encode() + pickle.dumps(of, protocol=5)).digest()
+
+        def sha256(of):
+            return hashlib.sha256(b"ucm-block-1\0" + of[0] + array.array("I", of[1]).tobytes()).digest()
+
+        def md5_chain(*words):
+            return chains.md5_chain(meta, *words)
+
+        for tokens, n in [(each, n) for n in (1, 2, 3, 4, 8, 16)] + [(many, n) for n in (13000, 16384, 65536, 200000)]:
+            for chain, one, parent, key in ((md5_chain, md5, None, md5("UCM_HASH_SEED")),
+                                            (md5_chain, md5, bytes(range(16)), bytes(range(16))),
+                                            (chains.sha256_chain, sha256, None, bytes(32)),
+                                            (chains.sha256_chain, sha256, bytes(range(32)), bytes(range(32)))):
+                want = b""
+                for at in range(0, len(tokens) // n * n, n):
+                    key = one((key, tuple(tokens[at:at + n])))
+                    want += key
+                self.assertEqual(chain(tokens, n, parent), want, (one, parent, n))
 
     def test_the_library_is_asked_for_by_name(self):
         words = subprocess.run([sys.executable, "-c", "import ucmclient"], capture_output=True, text=True,
