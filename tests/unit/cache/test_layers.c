@@ -49,7 +49,7 @@ static bool right(const struct waiter *w, block_ref ref, uint32_t first, uint32_
     return true;
 }
 
-/* His wait has ended with the part, which he uses. */
+/* The wait has ended with the part, which the waiter uses. */
 static void expect_whole(const struct waiter *w)
 {
     cr_expect(w->calls == 1 && w->status == 0);
